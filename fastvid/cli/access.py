@@ -59,7 +59,7 @@ def get(
     audio: bool = False,
     generation: int | None = None,
 ) -> int:
-    """Write a sample to a file: the MP4 as stored, or a clip, a frame, a contact sheet or the sound of it.
+    """Write a sample to a file: the MP4 as stored, or its sound, a clip, a frame or a contact sheet.
 
     Only the bytes of the sample are read, also from object stores, and they are checked. --seconds encodes its frames
     again, visually lossless, with their sound; everything else is as stored or decoded. -o - writes to stdout.
@@ -68,7 +68,7 @@ def get(
         dataset (DIR): Folder or URL of the dataset.
         key (KEY): Key of the sample.
         out (-o FILE): File to write; - is stdout.
-        seconds (START:STOP): An MP4 of the frames shown then, encoded again.
+        seconds (START:STOP): An MP4 of the frames shown between these seconds, encoded again.
         frame (N): One frame: PNG, or JPEG if FILE ends in .jpg.
         sheet: A contact sheet as PNG.
         audio: The sound as stored, an M4A.
@@ -95,7 +95,7 @@ def get(
 
 def _stored(video: Video, suffix: str) -> bytes:
     if video.info.flags & StreamFlag.PART and suffix == ".mp4":
-        _LOG.info("a part of a file that others share: encoded again")
+        _LOG.info("the sample is a part of a file with other samples: it is encoded again")
         return encode_clip(video, np.arange(video.num_frames))
     return video.file(suffix)
 

@@ -1,4 +1,4 @@
-"""Commands that change a dataset or make one of others, without encoding."""
+"""Commands that change a dataset, or make a new one from others, without encoding."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fastvid.sharding.sources.annotations import read_annotations
 from fastvid.storage import open_storage
 
 _LOG = logging.getLogger(__name__)
-_SHOWN: Final = 3  # most rows listed that match no sample
-_KINDS: Final = {"hf": "video", "lerobot": "file"}  # what an export's files are; tars otherwise
+_SHOWN: Final = 3  # maximum number of listed annotation rows that match no sample
+_KINDS: Final = {"hf": "video", "lerobot": "file"}  # what an export's files are, by layout; otherwise tars
 
 
 def remove(
@@ -43,9 +43,9 @@ def remove(
     the tars, and in earlier generations, until `fastvid compact DIR` and `fastvid gc DIR --yes`. If a name or key is
     unknown, nothing is removed and the command fails.
 
-    With --reason, everything goes that was made of the same files: all segments and clips of the selected sources, and
+    With --reason, everything made from the same files is removed: all segments and clips of the selected sources, and
     all copies with equal bytes. Their SHA-256 are blocked, so no job packs them again; the ledger forgets their names;
-    a receipt in DIR/removals says what was removed, by hash. After compact and gc,
+    a receipt, a file in DIR/removals, lists the hashes of what was removed. After compact and gc,
     `fastvid verify DIR --receipt FILE --name NAME` searches all files for what should be gone.
 
     Args:
@@ -56,7 +56,7 @@ def remove(
         sources_file (FILE): A file with one source per line; - is stdin.
         where (SQL): Samples for which a condition holds, such as "class = 'x'".
         sha256 (HEX): SHA-256 of a source file; may be repeated.
-        reason (TEXT): Take the sources down for this reason; recorded, so without their names.
+        reason (TEXT): Take the sources down for this reason; it is recorded, so it must not contain their names.
     """
     storage = open_storage(dataset)
     selection = SourceSelection(
@@ -160,8 +160,8 @@ def split(dataset: str, shares: str, *, names: str | None = None, **options: Any
         dataset (DIR): Folder of the dataset.
         shares (SHARES): Share of each split, such as 0.9,0.1.
         names (NAMES): Names of the splits (default: train,val or train,val,test).
-        by (COLUMN): Keep samples with the same value together; parent: the file that they were cut from; key: divide
-            single samples.
+        by (COLUMN): Keep samples with the same value together; parent: the file that they were cut from; key: each
+            sample by itself.
         stratify (COLUMN): Keep the proportions of its values, such as label.
         seed (N): Seed of the division.
         column (NAME): Column to write.
@@ -193,7 +193,7 @@ def subset(
 ) -> int:
     """Make a dataset of some of the samples of another one, without encoding.
 
-    Options are combined: only samples that meet all of them are taken. Annotations, classes and ledger rows come along,
+    Options are combined: only samples that meet all of them are taken. Annotations, classes and ledger rows are copied,
     and the new dataset records which dataset, generation and selection it was made from. After a kill or an
     interruption, run the command again with the same arguments to resume it.
 
@@ -333,7 +333,7 @@ def gc(dataset: str, *, keep_generations: int = 1, keep: list[int] = (), yes: bo
     Args:
         dataset (DIR): Folder of the dataset.
         keep_generations (N): Newest generations to keep.
-        keep (N): Numbers of others to keep, as `fastvid log` numbers them.
+        keep (N): Numbers of other generations to keep, as in `fastvid log`.
         yes: Delete; without it, only show what would be deleted.
     """
     act = collect_garbage if yes else find_garbage

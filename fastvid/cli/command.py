@@ -1,12 +1,13 @@
-"""Make a command of a function, and read and write the files that options name.
+"""Make a command from a function, and read and write the files that options name.
 
-The function's arguments become options, and its docstring is their help.
+The function's parameters become arguments and options, and its docstring becomes their help.
 
-Positional parameters become arguments, keyword-only ones become options, and a parameter whose type is a dataclass
-stands for its fields. ``**options`` stand for what the docstring describes of the parameters of another function, see
-`forwards`. The first part of the docstring describes the command; its section ``Args``, or ``Attributes`` of
-a dataclass, describes each option as ``name (METAVAR): help``. A flag such as ``-o`` before the metavar is another name
-of the option; ``{NAME}`` is the list NAME of the function's module: as a metavar the choices, in a text their names.
+Positional parameters become arguments, and keyword-only ones become options. A parameter whose type is a dataclass
+becomes an option for each field. ``**options`` become options for those parameters of another function, see `forwards`,
+that the docstring describes. The first part of the docstring describes the command; its section ``Args``, or
+``Attributes`` of a dataclass, describes each option as ``name (METAVAR): help``. A flag such as ``-o`` before the
+metavar is a second name of the option. ``{NAME}`` refers to the list NAME in the function's module: as a metavar it
+becomes the choices, in a text their names.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ F = TypeVar("F", bound=Callable[..., int])
 
 
 class _Text(NamedTuple):
-    """What a docstring says of an option."""
+    """The description of an option in a docstring."""
 
     flag: str  # a second name such as -o; empty for none
     metavar: str
@@ -55,19 +56,19 @@ class _Option:
 
     @property
     def words(self) -> list[str]:
-        """Names on the command line."""
+        """The option's names on the command line."""
         if self.is_positional:
             return [self.name]
         return [*filter(None, [self.text.flag]), "--" + self.name.rstrip("_").replace("_", "-")]
 
 
 def exclusive(*names: str, required: bool = False) -> Callable[[F], F]:
-    """Let at most one of some options be given, or exactly one if `required`."""
+    """Declare that at most one of these options may be given, or exactly one if `required`."""
     return _marked("exclusive", (names, required))
 
 
 def forwards(target: Callable[..., Any]) -> Callable[[F], F]:
-    """Give a command as options what its docstring describes of the parameters of `target`, to which it passes them."""
+    """Add parameters of `target`, to which the command passes them, as options: those that its docstring describes."""
     return _marked("forwards", target)
 
 
@@ -81,7 +82,7 @@ def _marked(name: str, value: Any) -> Callable[[F], F]:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Raise what is wrong in a line; argparse would print all options first."""
+        """Raise UsageError, because argparse would print all options before its message."""
         words = message.removeprefix("unrecognized arguments: ").split()
         options = (one for action in self._actions for one in action.option_strings)
         near = meant(words[0], options) if words[0].startswith("-") else None
@@ -100,7 +101,7 @@ def parser_of(name: str, function: Callable[..., int]) -> argparse.ArgumentParse
 
 
 def call(function: Callable[..., int], args: argparse.Namespace) -> int:
-    """Call a command with what was parsed, and return its exit code."""
+    """Call a command with the parsed arguments, and return its exit code."""
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
     values: list[Any] = []
     options: dict[str, Any] = {}
@@ -152,7 +153,7 @@ def _option(name: str, kind: Any, default: Any, positional: bool, texts: Mapping
 
 
 def _texts(owner: Any) -> dict[str, _Text]:
-    """What a docstring says of each option."""
+    """Return the description of each option in the docstring of a function or dataclass, by parameter name."""
     lists = vars(sys.modules[owner.__module__])
     sections = _SECTION.split(inspect.getdoc(owner) or "")
     found = {}
@@ -184,7 +185,7 @@ def _add(parser: argparse._ActionsContainer, option: _Option) -> None:
         keywords["metavar"] = option.text.metavar
     origin = typing.get_origin(kind)
     if origin in (tuple, list):
-        # A tuple is an option that may be repeated, a list one that takes several words.
+        # An option of type tuple may be repeated; one of type list takes several words.
         kind = typing.get_args(kind)[0]
         if option.is_positional or origin is list:
             keywords["nargs"] = "*" if option.is_positional and default == () else "+"

@@ -40,7 +40,7 @@ def doctor(*, json: bool = False, no_parity: bool = False) -> int:
     Prints versions, the ffmpeg that sharding uses, GPUs with their video engines and driver libraries, whether the
     kernel that converts planes compiles on them, and for every decoder whether it can be loaded. Then it tests the
     default pipeline: a tiny video is sharded, planned and decoded by every decoder that works. Finally all of these
-    decode the same clips, to compare frames, colours and the speed of one lane. The exit code is 1 if a step of the
+    decode the same clips, to compare frames, colours and the speed of one decoder. The exit code is 1 if a step of the
     test fails or decoders disagree.
 
     Args:
@@ -89,7 +89,7 @@ def _proof(runs: list[Backend]) -> list[dict[str, Any]]:
     """Run users' first steps on a tiny video; test the default decoder even if it cannot be loaded."""
     try:
         from fastvid.sharding.verify.self_test import self_test
-    except ImportError as error:  # PyAV may be what is broken
+    except ImportError as error:  # importing PyAV may fail
         return [{"name": "shard", "seconds": 0.0, "found": "", "problem": f"import failed: {error}", "hint": None}]
     rest = [one for one in runs if one.name != REFERENCE]
     return [asdict(step) for step in self_test([backends()[REFERENCE], *rest])]
@@ -197,7 +197,7 @@ def text(found: dict[str, Any]) -> str:
 
 
 def _named(name: str, rows: list[str]) -> list[str]:
-    """Return rows with a name before the first."""
+    """Return the rows of a section, indented, with the section's name before the first row."""
     return [f"{'' if number else name:9} {row}" for number, row in enumerate(rows)]
 
 
@@ -221,7 +221,7 @@ def _driver_rows(version: str | None, libraries: dict[str, bool], problem: str |
 
 
 def _parity_lines(rows: list[dict[str, Any]]) -> list[str]:
-    lines = ["agreement with pyav, in levels of 255; speed of one lane on clips of 8 frames"]
+    lines = ["agreement with pyav, in levels of 255; speed of one decoder on clips of 8 frames"]
     lines.append(f"{'':10}{'clip':16} {'range':8} {'decoder':16} {'frames':7} {'mean':>5} {'max':>4} {'clips/s':>8}")
     for row in rows:
         head, frames = f"{'':10}{row['clip']:16} {row['range']:8} {row['backend']:16}", row["frames"]

@@ -1,4 +1,4 @@
-"""``fastvid shard``, ``add``, ``index`` and ``transcode``, the jobs that make a dataset or add to it."""
+"""``fastvid shard``, ``add``, ``index`` and ``transcode``: the commands that make a dataset, or add to one."""
 
 from __future__ import annotations
 
@@ -36,14 +36,13 @@ from fastvid.storage import open_storage
 
 _LOG = logging.getLogger(__name__)
 EXIT_REJECTED: Final = 3
-_NAMES: Final = 10  # most names in a line of an estimate
-_SHOWN: Final = 20  # most rejected sources listed in the summary
+_NAMES: Final = 10  # maximum number of names in a line of an estimate
+_SHOWN: Final = 20  # maximum number of rejected sources listed in the summary
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What is known about videos.
-
+    """Annotations of videos: labels, captions and other columns.
     Attributes:
         annotations (FORMAT:PATH): A format, {FORMATS}, and a file or folder, also s3:// and gs:// URLs; may be
             repeated.
@@ -68,8 +67,8 @@ class Encoding:
 
     Attributes:
         profile (NAME): One of {PROFILES}.
-        short_side (PIXELS): Short side (default: 256); smaller videos keep theirs, as a multiple of 16.
-        enlarge: Enlarge smaller videos to it.
+        short_side (PIXELS): Short side (default: 256); smaller videos keep theirs, rounded down to a multiple of 16.
+        enlarge: Enlarge smaller videos to the short side.
         crf (N): Quality, lower is better (default: the profile's).
         gop (FRAMES): Key frame interval (default: the profile's).
         fps (RATE): Frame rate, such as 15 or 30000/1001 (default: each source's).
@@ -105,7 +104,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Machines:
-    """Where the work is done, of jobs that can be shared among machines.
+    """Where the work of a job is done; jobs can be shared among machines.
 
     Attributes:
         engine ({ENGINES}): Where to process sources.
@@ -203,15 +202,15 @@ def shard(
     if is_robot:
         _check_lerobot(sources, (labels, encoding, packing, looking), _ENCODED_EPISODES)
         if audio != "drop":
-            raise UsageError("--audio is not for LeRobot datasets, which say it themselves", hint="omit --audio")
+            raise UsageError("--audio is not for LeRobot datasets, whose sound is not read", hint="omit --audio")
     given = labels.options() | encoding.options() | asdict(packing) | {"audio": audio}
     if dry_run:
         given |= {"workers": machines.workers, "follow_links": looking.follow_links, "sampled": sampled}
-        del given["drop_duplicates"]  # known only when all are encoded
+        del given["drop_duplicates"]  # duplicates are known only when all sources are encoded
         print(estimate_text(estimate_job(sources, **given)))
         return 0
     if out is None:
-        raise UsageError("nothing says where to write the dataset", hint="name a folder with --out, or use --dry-run")
+        raise UsageError("no folder is given for the dataset", hint="name it with --out, or use --dry-run")
     how = asdict(machines) | options | {"reject_unreadable": looking.reject_unreadable}
     if is_robot:
         episodes = min(packing.samples_per_shard, EPISODES_PER_SHARD)
@@ -252,9 +251,9 @@ def add(
         columns (NAME=COLUMN,...): As for `fastvid shard`.
         prefix (NAME): Prepend NAME/ to the names of all these sources.
         retry_rejected: Retry sources that were rejected before.
-        sync: Remove the samples of videos below the sources that are gone, or that the annotations no longer name, and
-            of such clips.
-        remove_most: With --sync, also if most videos of the dataset would go.
+        sync: Remove the samples of videos and clips that no longer exist below the sources, or that the annotations no
+            longer name.
+        remove_most: Allow --sync to remove most videos of the dataset.
         dry_run: Change nothing: print what is new, changed and gone.
         allow_rejected: Exit with 0, not 3, if the only problem is rejected sources.
         allow_encoder_change: Encode with another ffmpeg than the dataset's.
@@ -309,11 +308,11 @@ def index(
     --part 0/N to N-1/N; after all have finished, the command without --part writes the dataset.
 
     If the folder is already a dataset, rebuild all its sidecars from the tars; of videos in place, index those that
-    changed again, or all of them at --root if they were moved. A dataset of videos in place that is not to be changed,
-    or cannot be, is indexed again into a new one with --out.
+    changed again, or all of them at --root if they were moved. If a dataset of videos in place must not or cannot be
+    changed, --out indexes its videos again into a new one.
 
-    Tars that fastvid wrote say which dataset they are of: of them alone, without any other file, the dataset is
-    restored with its classes, annotations and profiles as they were when the tars were written. Later relabels are
+    Tars that fastvid wrote also contain the dataset's description: from them alone, without any other file, the dataset
+    is restored with its classes, annotations and profiles as they were when the tars were written. Later relabels are
     lost, and removed samples come back unless `fastvid compact` deleted them.
 
     Exit codes: 0 everything was indexed, 1 the job failed, 2 wrong usage, 3 the dataset is complete, but some samples
@@ -324,8 +323,8 @@ def index(
             the folder of a dataset.
         out (DIR): Folder of the dataset; tars are linked into it (default: the tars' folder).
         prove: How much of each video in place is compared with an independent decode (default: sample).
-        hdr: Reject videos in place of high dynamic range, which only encoding tone-maps, or keep their values as they
-            are (default: tonemap).
+        hdr: Of videos in place with high dynamic range: tonemap rejects them, because only encoding tone-maps; keep
+            leaves their values as they are (default: tonemap).
         root (DIR): Where the videos of a dataset of videos in place are now; they are indexed there again.
         allow_rejected: Exit with 0, not 3, if the only problem is rejected sources.
     """
@@ -348,7 +347,7 @@ def index(
         report = index_videos(sources, folder, proof=proof, hdr=hdr, **labels.options(), **asdict(looking), **how)
         return _report(report, allow_rejected)
     if labels.annotations or labels.columns or prove:
-        raise UsageError("tars contain their labels and columns, and are proven whole", hint="omit the option")
+        raise UsageError("--annotations, --columns and --prove are not for tars", hint="omit these options")
     if are_own(sources):
         return _restore(sources, out, is_plain=labels.classes is None and machines.part is None)
     return _report(index_tars(sources, out, class_names=labels.options()["class_names"], **how), allow_rejected)
@@ -396,12 +395,12 @@ def transcode(
 
 
 _EPISODES: Final = ("annotations", "columns", "classes", "follow_links")
-"""Options that a LeRobot dataset does not have, because it says them itself."""
+"""Options that do not apply to a LeRobot dataset, because its metadata contains what they set."""
 
 _ENCODED_EPISODES: Final = (
     *_EPISODES, "streams", "flow", "flow_bound", "max_seconds", "max_bad_frames", "seed", "drop_duplicates",
 )  # fmt: skip
-"""Those that it does not have either when its episodes are encoded."""
+"""Further options that do not apply when the episodes of a LeRobot dataset are encoded."""
 
 
 def _check_lerobot(sources: Sequence[str], groups: Iterable[Any], refused: Sequence[str]) -> None:
@@ -413,9 +412,7 @@ def _check_lerobot(sources: Sequence[str], groups: Iterable[Any], refused: Seque
         for field in fields(group):
             if field.name in refused and getattr(group, field.name) != field.default:
                 option = "--" + field.name.replace("_", "-")
-                raise UsageError(
-                    f"{option} is not for LeRobot datasets, which say it themselves", hint=f"omit {option}"
-                )
+                raise UsageError(f"{option} is not for LeRobot datasets: their metadata is used", hint=f"omit {option}")
 
 
 def _needed(out: str | None, why: str) -> str:
@@ -425,7 +422,7 @@ def _needed(out: str | None, why: str) -> str:
 
 
 def _rebuild(dataset: str, root: str | None, workers: int | None) -> int:
-    """Rebuild the sidecars of shards with tars; index videos in place again if they changed or were moved."""
+    """Rebuild the sidecars of shards that are tars; index videos in place again if they changed or were moved."""
     if shards := rebuild(dataset, workers=workers):
         print(f"rebuilt the sidecars of {things(len(shards), 'shard')}")
     found = reindex(dataset, root=root, workers=workers)
@@ -450,7 +447,7 @@ def _restore(tars: Sequence[str], out: str | None, *, is_plain: bool) -> int:
 
 
 def _is_dataset(folder: str) -> bool:
-    """Return whether it is a dataset, and not one whose job was killed just after its commit."""
+    """Return whether a folder is a finished dataset; one whose job was killed after its commit must be resumed."""
     if folder.endswith(".tar"):
         return False
     storage = open_storage(folder)
@@ -458,7 +455,7 @@ def _is_dataset(folder: str) -> bool:
 
 
 def _lists_others(folder: str) -> bool:
-    """Return whether it is a dataset of videos in place, which are elsewhere."""
+    """Return whether a folder is a dataset of videos in place that are outside the folder."""
     if is_lerobot(folder) or not _is_dataset(folder):
         return False
     storage = open_storage(folder)
@@ -479,7 +476,7 @@ def summary(report: JobReport) -> str:
     lines = [] if report.part is None else [f"part {report.part}; run the command without --part to write the dataset"]
     cameras = max(
         1, len(packed) // max(1, len({row["key"] for row in packed}))
-    )  # the videos of an episode have its key
+    )  # the videos of all cameras of an episode have the episode's key
     episodes = f": {things(len(packed) // cameras, 'episode')} of {cameras} cameras" if cameras > 1 else ""
     lines.append(f"{len(packed):8} packed{episodes}")
     changes = Counter(warning for row in packed for warning in row["warnings"] or ())
@@ -489,7 +486,7 @@ def summary(report: JobReport) -> str:
     lines.append(f"{len(rejected):8} rejected")
     lines += [f"{count:8}   {reason.value}: {MEANING[reason]}" for reason, count in sorted(report.rejected.items())]
     lines += [f"{count:8} ignored: {kind}" for kind, count in sorted(report.ignored.items())]
-    # The clips of a file have a row each.
+    # Each clip of a file has a row: count the bytes of the file once.
     bytes_in = sum({row["path"]: row["bytes_in"] or 0 for row in packed}.values())
     bytes_out = sum(row["bytes_out"] or 0 for row in packed)
     shards = len({row["shard"] for row in packed})
@@ -516,7 +513,7 @@ def summary(report: JobReport) -> str:
 
 
 def estimate_text(run: DryRun) -> str:
-    """Render what a job would do, and the estimate."""
+    """Render the result of a dry run as text: the sources, classes and problems, and the estimate of size and time."""
     estimate, missing, classes = run.estimate, run.missing, run.class_counts
     bytes_in = sum(source.size for source in run.found.sources)
     lines = [f"{len(run.found.sources):8} sources" + (f", {size(bytes_in)}" if bytes_in else "")]

@@ -1,4 +1,4 @@
-"""``fastvid inspect``, ``status`` and ``verify``: what is in a dataset, how far its job is, and whether it is whole."""
+"""``fastvid inspect``, ``status``, ``verify``: a dataset's contents, its job's progress, and a check of its files."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from fastvid.storage import open_storage
 
 _NAME: Final = 12  # width of the name column in characters
 _BLOCKS: Final = " ▏▎▍▌▋▊▉█"
-_SPLITS: Final = 8  # most values of a split column that are listed
-_COLUMNS: Final = 12  # most columns that are listed
+_SPLITS: Final = 8  # maximum number of listed values of a split column
+_COLUMNS: Final = 12  # maximum number of listed columns
 
 
 def inspect(
@@ -180,7 +180,7 @@ def _plain(text: str) -> str:
 
 
 def _missing(job: UnfinishedJob | None) -> str:
-    """Return the numbers of the parts that must be started again, in ranges; an empty text if there are none."""
+    """Return the numbers of the parts that must be started again, such as "3,7-9"; empty if there are none."""
     if job is None or not any(part.part for part in job.parts):
         return ""
     of = max(int(part.part.partition("/")[2]) for part in job.parts if part.part)
@@ -189,7 +189,7 @@ def _missing(job: UnfinishedJob | None) -> str:
     return ",".join(f"{first}-{last}" if first < last else str(first) for first, last in gaps if first <= last)
 
 
-_SHOWN: Final = 20  # most processes listed, without --all
+_SHOWN: Final = 20  # maximum number of listed processes, without --all
 
 
 def status(
@@ -264,7 +264,7 @@ def _job_lines(job: UnfinishedJob, *, every: bool) -> list[str]:
         lines.append("  nothing is running: run the same command again to resume")
     states = Counter(part.state for part in job.parts)
     lines.append("  processes: " + (", ".join(f"{n} {state}" for state, n in sorted(states.items())) or "none"))
-    # Those that need attention first.
+    # List processes that need attention first.
     order = {"stale": 0, "failed": 1, "running": 2, "finished": 3}
     listed = sorted(job.parts, key=lambda part: order[part.state])
     shown = listed if every else listed[:_SHOWN]
@@ -313,7 +313,7 @@ def verify(
         generation (N|TAG): Generation to check (default: the current one).
         workers (N): Processes (default: one per core).
         show (N): Problems to print.
-        receipt (FILE): Search for what this receipt says is gone.
+        receipt (FILE): Search for what was removed according to this receipt.
         name (TEXT): Search for a name, key, caption or other text.
         json: Print everything as one JSON object.
     """

@@ -1,7 +1,7 @@
 """``fastvid COMMAND``: find the command, set up logging, turn errors into messages and exit codes.
 
-A command is a function, see `fastvid.cli.command`, whose file is imported when it is called. Its options may come
-between its positional arguments; ``bench`` gets its words unchanged.
+A command is a function, see `fastvid.cli.command`; its module is imported only when the command is called. Options may
+stand between positional arguments; ``bench`` gets all its arguments unparsed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _REMOVED: Final = {
     "diff": "compare the outputs of `fastvid find --json` of both generations",
     "tag": "keep a generation with `fastvid gc --keep N`; names that 0.2 gave still work",
 }
-"""What to use in place of commands of 0.2."""
+"""For each command of 0.2 that no longer exists, what to use instead."""
 
 _RECORDED: Final = {"shard", "add", "index", "transcode", "relabel", "split", "subset", "merge", "compact"}
 """Commands that change a dataset: ``--reason`` is recorded in the generation that they make."""
@@ -97,7 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fastvid {name}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of stdout has exited, as in `fastvid inspect DIR | head`; keep the interpreter from flushing again.
+        # The reader of stdout has exited, as in `fastvid inspect DIR | head`. Redirect stdout, so that the flush when
+        # the interpreter exits does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_ERROR
 

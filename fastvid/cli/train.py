@@ -1,4 +1,4 @@
-"""``fastvid train``, ``eval``, ``predict``, ``weights`` and ``report``; ``demo`` and ``bench``."""
+"""The commands around training: ``train``, ``eval``, ``predict``, ``weights``, ``report``, ``demo`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fastvid.runtime.values import json_text, listing
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """Which checkpoint is used, and which views of a video.
+    """Which checkpoint is used, and which clips and crops of each video.
 
     Attributes:
         checkpoint (NAME): File name in the run's checkpoints, or best (default: the newest complete one).
-        protocol (NAME): CLIPSxCROPS to average: 1x1, 10x3, 1x10, twice, twicex3, ...
+        protocol (NAME): CLIPSxCROPS whose predictions are averaged: 1x1, 10x3, 1x10, twice, twicex3, ...
         size (PIXELS): Side of the crops, such as 256 (default: the recipe's).
     """
 
@@ -126,7 +126,7 @@ def predict(
 
 
 def weights(run: str, *, out: str, checkpoint: str | None = None) -> int:
-    """Write the weights of a run as a file for plain torch, those that its evaluations use.
+    """Write the weights of a run, those that its evaluations use, as a file for plain torch.
 
     A model of the same recipe takes it by model.load_state_dict(torch.load(FILE, weights_only=True)), and a recipe
     by model.weights=FILE.

@@ -1,8 +1,8 @@
-"""Every check of a stream: whether it keeps the promises of its profile, and whether its index leads to its frames.
+"""Every check of a stream: whether it is what its profile promises, and whether its index leads to the right frames.
 
-A stream is checked when it is written, indexed and verified. Decoding through libavformat's demuxer, which does not use
-fastvid's index, tells the frames that a player shows; those that a reader decodes from planned packets must be equal
-bit for bit, whatever it decoded before.
+A stream is checked when it is written, indexed and verified. The reference are the frames that a player shows: they are
+decoded through libavformat's demuxer, which does not use fastvid's index. The frames that a reader decodes from planned
+packets must equal them bit for bit, whatever the reader's decoder decoded before.
 """
 
 from __future__ import annotations
@@ -70,22 +70,26 @@ _AV_RANGE: Final = {0: Range.UNKNOWN, 1: Range.LIMITED, 2: Range.FULL}  # AVColo
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """A stream and its promises."""
+    """A stream, and what it promises: size, rate, number of frames and range."""
 
     track: Track
-    # the promised size, rate and number of frames; with StreamFlag.CONFORMS it promises everything in this file.
+    # the promised size, rate and number of frames. With StreamFlag.CONFORMS, the stream promises everything that this
+    # module checks.
     info: StreamInfo
     full_range: bool  # whether its samples must range from 0 to 255
     multiple: int = _MULTIPLE  # both sides must be multiples of this, in pixels
 
     @classmethod
     def of(cls, track: Track, info: StreamInfo, name: str = "rgb") -> Promised:
-        """Return a dataset's stream by name: JPEG is full range by definition (JFIF 1.02), flow by ours."""
+        """Return the promises of a dataset's stream. Full range: JPEG (by JFIF 1.02), and flow (by fastvid's format).
+
+        `name`: the stream's name, such as "rgb" or "flow".
+        """
         return cls(track, info, full_range=name == "flow" or info.codec is Codec.MJPEG)
 
     @property
     def conforms(self) -> bool:
-        """Whether it promises everything in this file."""
+        """Whether the stream promises everything that this module checks."""
         return bool(self.info.flags & StreamFlag.CONFORMS)
 
 
@@ -99,7 +103,7 @@ def check_stream(
 
 
 def check_tables(stream: Promised) -> Iterator[Finding]:
-    """Yield the broken promises that an MP4's tables show, for a stream that conforms."""
+    """Yield the broken promises that show in an MP4's tables, without decoding; for a stream that conforms."""
     track, info = stream.track, stream.info
     pts = np.sort(track.pts[track.shown])
     if len(pts) and pts[0]:
@@ -164,7 +168,7 @@ def _broken_frame(stream: Promised, frame: Any) -> Iterator[Finding]:
 
 def _wrong_tags(stream: Promised, sample_range: Range, matrix: Matrix) -> str:
     wanted = Range.FULL if stream.full_range else Range.LIMITED
-    # JPEG is BT.601 by definition (JFIF 1.02) and has no field for it.
+    # JPEG is BT.601 by definition (JFIF 1.02) and has no field for the matrix.
     matrices = (*_BT601, Matrix.UNKNOWN) if stream.info.codec is Codec.MJPEG else _BT601
     if sample_range is wanted and matrix in matrices:
         return ""
@@ -188,7 +192,8 @@ def check_sample(
 ) -> Iterator[Finding]:
     """Yield the problems of a video stream of a sample.
 
-    `key`: the sample's key; determines which frames are decoded twice. `decoder`: kept between samples.
+    `key`: the sample's key; it determines which frames are also decoded from planned packets. `decoder`: reused for
+    all samples, so that what it decoded before would show.
     """
     try:
         track = read_track(data)
@@ -217,8 +222,8 @@ def check_plans(
 ) -> Iterator[Finding]:
     """Yield how frames that are decoded from planned packets differ from those that a player shows.
 
-    Each is read by itself, in any order, by a decoder that has decoded others and by one that has not. `expected`: the
-    digest of each frame.
+    Each frame is read by itself, in random order, and decoded twice: by a decoder that has decoded other frames, and by
+    a new one. `expected`: the frames to compare, and the digest of each.
     """
     info = info.decoded
     box = Box(0, 0, info.height & ~1, info.width & ~1)
@@ -245,7 +250,10 @@ def check_plans(
 def _crops_alike(
     draws: np.random.Generator, clip: EncodedClip, table: PacketTable, read: Read, decoder: PyAvDecoder
 ) -> bool:
-    """Return whether a crop of tiles, cut before they are decoded, equals that of the whole frame of a clip."""
+    """Return whether a random crop is the same if the JPEG is cut before decoding as if the whole frame is decoded.
+
+    True for other codecs, whose packets are never cut.
+    """
     if clip.info.codec is not Codec.MJPEG:
         return True
     sides = np.array([clip.info.height, clip.info.width]) // 2
@@ -279,22 +287,22 @@ def check_packets(read: Callable[[int, int], bytes | memoryview], records: Recor
 
 
 CANDIDATES: Final = 8
-"""Key packets among which the one is chosen whose frames are compared."""
+"""How many key packets are drawn; frames around one of them are compared, see `chosen_frames`."""
 
 NEAR: Final = 16
-"""Packets behind that key packet whose frames are compared."""
+"""How many packets from that key packet on may have the compared frame."""
 
 SHORT: Final = 64
-"""Packets of a video whose last frame is compared as well."""
+"""In videos of at most this many packets, the last frame is compared as well."""
 
 
-# Codecs that show pictures in another order than they are decoded, and packets whose order is looked at.
+# Codecs that may show pictures in another order than they decode them; and how many packets `check_order` decodes.
 _REORDERED: Final = frozenset({Codec.H264, Codec.HEVC})
 _ORDERED: Final = 24
 
 
 class Comparison:
-    """Decodes frames of a file in two ways."""
+    """Compares frames that a reader decodes from planned packets of a file with those that FFmpeg decodes from it."""
 
     def __init__(self, file: FileReader, tables: Tables) -> None:
         self.file, self.tables = file, tables
@@ -302,7 +310,7 @@ class Comparison:
         self._numbers = {offset: number for number, offset in enumerate(tables.offsets.tolist())}
 
     def _context(self) -> VideoCodecContext:
-        """Open a decoder that knows what the container says of colours, as FFmpeg's demuxers tell theirs."""
+        """Open a decoder with the colour tags of the container, which FFmpeg's demuxers also pass to their decoders."""
         context = open_context(self.tables.codec, self.tables.extradata)
         if (colours := self.tables.declared.colours) is not None:
             context.color_primaries, context.color_trc, context.colorspace, context.color_range = colours
@@ -322,12 +330,12 @@ class Comparison:
             raise SourceError(f"decoding failed: {ffmpeg_message(error)}", reason=Reason.DAMAGED) from error
 
     def begun(self, head: bytes) -> VideoFrame | None:
-        """Return a picture of the size and colours of the video, decoded from the head of its first packet.
+        """Return a picture with the video's size and colour tags, but meaningless pixels; None if nothing decodes.
 
-        None if the decoder makes nothing of it. Its pixels mean nothing.
+        `head`: the first bytes of the first packet. Only they are decoded.
         """
         context = self._context()
-        context.options = {**context.options, "ec": "0"}  # no time is spent on the rest of the picture
+        context.options = {**context.options, "ec": "0"}  # no error concealment: do not compute the missing rest
         try:
             packet = av.Packet(shortened(self.tables.codec, self.tables.extradata, head))
             frames = [*context.decode(packet), *context.decode(None)]
@@ -337,10 +345,10 @@ class Comparison:
         return frames[0] if frames else None
 
     def check(self, info: StreamInfo, records: RecordArray, frames: Sequence[int]) -> Iterator[Finding]:
-        """Yield how some frames that a reader gets differ from those that FFmpeg shows in the file.
+        """Yield how some frames that a reader decodes differ from those that FFmpeg shows in the file.
 
-        `records`: its PACKET_DTYPE records [P], with offsets from the start of the file. `frames`: frames of
-        the stream.
+        `records`: PACKET_DTYPE records [P] of the stream, with offsets from the start of the file. `frames`: numbers of
+        the frames to compare.
         """
         rows = records[np.isin(records["frame"], frames)]
         numbers = {
@@ -355,7 +363,7 @@ class Comparison:
         yield from check_plans(info, table, self._fill, digests, PyAvDecoder())
 
     def check_order(self, records: RecordArray) -> None:
-        """Raise a SourceError if the first packets have times in decode order, but show their frames in another."""
+        """Raise a SourceError if the times say that frames are shown in decode order, but decoding reorders them."""
         tables = self.tables
         shown = np.flatnonzero(tables.shown)
         if tables.codec not in _REORDERED or tables.sync.all() or (np.diff(tables.pts[shown]) <= 0).any():
@@ -364,7 +372,7 @@ class Comparison:
         try:
             order = [number for number, _ in self.decoded(first, records)]
         except SourceError:
-            return  # the order of what does not decode means nothing; other proofs tell
+            return  # packets that do not decode have no order; other checks report them
         wrong = next((after for before, after in pairwise(order) if after < before), None)
         if wrong is not None:
             raise SourceError(
@@ -380,7 +388,11 @@ class Comparison:
 
     @contextmanager
     def _demuxed(self, since: int) -> Iterator[tuple[InputContainer, VideoStream, int]]:
-        """Open the file in FFmpeg's demuxer, some ticks after its first frame; yields the tick of that frame too."""
+        """Open the file in FFmpeg's demuxer and seek.
+
+        `since`: where to seek, in ticks after the first frame. Yields the file, its video stream, and the tick of the
+        first frame.
+        """
         self.file.seek(0)
         with open_demuxer(self.file, self.tables.container) as source:
             stream = video_stream(source)
@@ -394,11 +406,14 @@ class Comparison:
 
     @property
     def _times(self) -> IntArray:
-        """Ticks since the first frame: an empty edit delays all of them, which only the demuxer applies."""
+        """Presentation time of each packet in ticks since the first frame, int64 [P].
+
+        Relative, because only the demuxer adds the delay of an empty edit.
+        """
         return self.tables.pts - int(self.tables.pts[self.tables.shown].min())
 
     def ends_alike(self) -> bool:
-        """Return whether FFmpeg's demuxer finds the same frames from the last key packet to the end."""
+        """Return whether, from the last key packet to the end, FFmpeg's demuxer returns the times in the tables."""
         tables, times = self.tables, self._times
         keys = np.flatnonzero(tables.sync & tables.shown)
         since = int(times[keys[-1]]) if len(keys) else 0
@@ -408,14 +423,15 @@ class Comparison:
         return sorted(time for time in found if time >= since) == listed
 
     def _played(self, numbers: Sequence[int]) -> dict[int | None, bytes]:
-        """Return the digests of the frames that packets show, decoded by FFmpeg in one pass.
+        """Return, by packet number, the digests of the frames that packets show, decoded by FFmpeg in one pass.
 
-        The pass begins at an earlier key packet than the plan of the last of them.
+        The pass begins at an earlier key packet than the plan of the last frame does, so that a key packet at which
+        decoding cannot really begin shows as a difference.
         """
         times, keys = self._times, np.flatnonzero(self.tables.sync)
         first, last = (int(np.searchsorted(keys, ends, side="right")) - 1 for ends in (min(numbers), max(numbers)))
         at = max(min(first, last - 1), 0)
-        # Frames that are shown before the key packet they follow are not decoded by who begins there.
+        # Frames that follow this key packet but are shown before it do not decode if decoding begins there.
         if at and any(number > keys[at] and times[number] < times[keys[at]] for number in numbers):
             at -= 1
         missing, found = {int(times[number]): number for number in numbers}, dict[int | None, bytes]()
@@ -434,16 +450,16 @@ class Comparison:
 
 
 def chosen_frames(records: RecordArray) -> list[int]:
-    """Return some frames around a key packet, always the same ones; of a short video also the last.
+    """Return the numbers of some frames around a key packet, the same ones for the same video; and the last if short.
 
-    Frames before the key packet prove the plans inside a GOP, those after it that decoding may start there. Of several
-    key packets the one is taken before which the fewest packets have to be decoded.
+    Frames before the key packet prove the plans inside a GOP; frames after it prove that decoding may start there. Of
+    `CANDIDATES` random key packets, the one after the shortest GOP is taken.
     """
     rng = np.random.default_rng(zlib.crc32(records.tobytes()))
     keys, last = np.flatnonzero(records["flags"] & np.uint8(PacketFlag.KEY)), int(records["frame"].max())
     shown = np.flatnonzero(records["frame"] >= 0)
     start = stop = int(shown[0])
-    # An edit list may hide whole groups of pictures.
+    # Prefer key packets next to shown frames: an edit list may hide whole groups of pictures.
     likely = [key for key in range(1, len(keys)) if keys[key] > shown[0] - NEAR and keys[key - 1] <= shown[-1]]
     if likely:
         drawn = [likely[place] for place in rng.integers(0, len(likely), CANDIDATES).tolist()]

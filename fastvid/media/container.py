@@ -1,7 +1,7 @@
-"""What a container declares against what is there: boxes, sizes, counts and durations.
+"""Compares what a container declares with what the file contains: boxes, sizes, counts and durations.
 
-A file that breaks off is not whole, though a demuxer may read it to its end without a complaint. A trimmed file is
-whole, though a demuxer returns fewer packets than its header counts: those outside the edits are not returned.
+A truncated file is rejected, even if a demuxer reads it to its end without an error. A trimmed file is accepted, even
+though a demuxer returns fewer packets than its header counts, because it omits those outside the edit list.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Read = Callable[[int, int], bytes]
 """Returns bytes of a file by offset and size; fewer at its end."""
 
 RAW: Final = frozenset({"h264", "hevc", "m4v", "mpegvideo"})
-"""Containers without timestamps, for which FFmpeg invents some."""
+"""Containers without timestamps: raw streams, for which FFmpeg invents times."""
 
 _MOST_MOOV: Final = 1 << 30
 _CHUNK: Final = 1 << 20
 # Element ids of Matroska (RFC 9559, 5.1).
 _SEGMENT, _CLUSTER = 0x18538067, 0x1F43B675
 _NAMES: Final = {_SEGMENT: "segment", _CLUSTER: "cluster"}
-_WALKED: Final = 1 << 26  # bytes of a file of which every element is looked at
-# Containers whose header contains a duration that the muxer writes last, when it is known.
+_WALKED: Final = 1 << 26  # in Matroska files of at most this many bytes, elements inside clusters are checked too
+# Containers whose header contains the duration, which the muxer writes when the file is complete.
 _DURATION_COUNTS: Final = frozenset({"matroska", "flv", "asf"})
-# Containers whose header counts ticks of the video's clock, of which a packet may take several.
+# Containers whose header counts ticks of the video's clock; a packet may last several ticks.
 _STEPS_COUNT: Final = frozenset({"avi", "ivf"})
 # Ticks that may be missing: muxers count the last packet differently.
 _SLACK_STEPS: Final = 2
@@ -45,9 +45,9 @@ _SLACK_PART: Final = 0.1
 
 
 class Demuxed:
-    """The packets of a file's video, and what they tell in order to compare it with what the header declares.
+    """Iterates over the packets of a file's video; then `check` compares them with what the header declares.
 
-    `whole`: whether an error of the demuxer is one; otherwise the packets end there.
+    `whole`: whether a demuxer error raises SourceError; otherwise the iteration ends there.
     """
 
     def __init__(self, container: str, source: InputContainer, limits: Limits, *, whole: bool = True) -> None:
@@ -58,7 +58,7 @@ class Demuxed:
         self.extradata = bytes(context.extradata or b"")
         self.time_base = fraction(stream.time_base) or Fraction(1, 1000)  # seconds per tick
         self.aspect = fraction(stream.sample_aspect_ratio)  # width of a pixel divided by its height
-        # Of raw streams the average is no more than what FFmpeg assumes of all.
+        # Raw streams have no times: their average rate is only FFmpeg's default, so prefer the guessed one.
         rates = (stream.guessed_rate, stream.average_rate)[:: 1 if container in RAW else -1]
         # nominal frames per second
         self.rate = next(filter(None, map(fraction, rates)), Fraction(25)).limit_denominator(100_000)
@@ -67,7 +67,7 @@ class Demuxed:
         self._times: list[int] = []
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the packets of the video, and at the end the empty one that drains a decoder."""
+        """Yield the packets of the video, and at the end an empty packet, which drains a decoder."""
         try:
             yield from self._read()
         except MemoryError as error:
@@ -96,12 +96,16 @@ class Demuxed:
             time = packet.dts if self.container == "avi" else packet.pts
             self._times += [] if time is None else [time]
             yield packet
-        # Every stream has one, and they do not say whose they are.
+        # The demuxer returns an empty packet for every stream, without saying for which: yield one of them.
         if drain is not None:
             yield drain
 
     def check(self, read: Read, size: int) -> None:
-        """Raise a SourceError if something is missing, in containers whose header is written last."""
+        """Raise a SourceError if packets or bytes are missing.
+
+        `read`: reads the file's bytes. `size`: size of the file in bytes. Counts and durations are compared only in
+        containers whose muxer writes them at the end.
+        """
         if self.corrupt:
             raise _truncated(f"{self.corrupt} of {self.count} packets are truncated or damaged")
         if self.container == "matroska":
@@ -147,7 +151,7 @@ def find_moov(read: Read, size: int) -> memoryview:
 
 
 def _boxes(read: Read, size: int) -> Iterator[tuple[bytes, int, int, int]]:
-    """Yield name, place, bytes of the header and bytes of each box of an MP4, the last of which may be broken."""
+    """Yield name, offset, header size and size in bytes of each box of an MP4; the last may exceed the file."""
     position = 0
     while position + 8 <= size:
         head = read(position, 16)
@@ -193,16 +197,16 @@ def check_fragments(read: Read, size: int) -> None:
 
 
 def _check_elements(read: Read, size: int) -> None:
-    """Raise a SourceError if an element of a Matroska file exceeds it, or zeros are where one should be.
+    """Raise a SourceError if an element of a Matroska file exceeds the file, or there are zeros instead of an element.
 
-    Demuxers end at the one, and skip the other. Larger files, of which nothing may be kept, are not read twice: their
-    clusters are only looked at where they begin.
+    Demuxers stop at the former and skip the latter, both without an error. In files of more than `_WALKED` bytes only
+    the start of each cluster is read, because the page cache may not keep such a file for a second reading.
     """
     inside = {_SEGMENT, _CLUSTER} if size <= _WALKED else {_SEGMENT}
     at, end, is_sized = 0, size, False
     while at < end:
         head = read(at, 12)
-        if is_sized and not any(head):  # behind a segment without a size they are padding
+        if is_sized and not any(head):  # zeros after a segment of unknown size are padding
             raise _truncated(f"bytes are missing: there are zeros at byte {at}")
         found = element(head)
         if found is None:
@@ -217,7 +221,10 @@ def _check_elements(read: Read, size: int) -> None:
 
 
 def element(head: bytes | memoryview) -> tuple[int, int, int | None] | None:
-    """Return the id of a Matroska element, the bytes of its header and of its body; None if there is none."""
+    """Parse the header of a Matroska element; None if `head` does not begin with one.
+
+    Returns its id, the size of its header in bytes, and the size of its body in bytes, None if that is unknown.
+    """
     if not head or not head[0]:
         return None
     wide = 9 - head[0].bit_length()

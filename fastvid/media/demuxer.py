@@ -22,7 +22,7 @@ from fastvid.media.reasons import Reason
 
 
 def open_demuxer(file: str | bytes | memoryview | io.RawIOBase, container: str) -> InputContainer:
-    """Open a file with a forced demuxer and no access to other files. Its metadata may contain any bytes."""
+    """Open a file with a forced demuxer and no access to other files. Metadata that is not UTF-8 is accepted."""
     try:
         opened = av.open(
             file if isinstance(file, str | io.RawIOBase) else io.BytesIO(file),
@@ -39,7 +39,7 @@ def open_demuxer(file: str | bytes | memoryview | io.RawIOBase, container: str) 
 
 
 def video_stream(source: InputContainer) -> VideoStream:
-    """Return the first video stream that is not a cover image, like ffmpeg's specifier V; it decodes in one thread."""
+    """Return the first video stream that is not a cover image (ffmpeg's specifier V), set to decode in one thread."""
     pictures = [s for s in source.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
     if not pictures:
         kinds = " and ".join(sorted({s.type for s in source.streams})) or "nothing"
@@ -66,7 +66,7 @@ def side_data(frame: VideoFrame, name: str) -> bytes | None:
 
 
 def ffmpeg_message(error: BaseException) -> str:
-    """Return FFmpeg's message, shortened and without the name of a file that only this process knows."""
+    """Return FFmpeg's message, at most 200 characters, without the name of a file descriptor, which means nothing."""
     text = getattr(error, "strerror", None) or str(error)
     return str(text).split(": 'file:")[0][:200]
 

@@ -1,7 +1,7 @@
-"""What a player makes of a stream's decoded pictures, and when it shows them: the one description of a foreign video.
+"""How a player shows a stream's decoded pictures, and when: describes any video that fastvid did not encode.
 
-The container says how pictures are cut, turned and stretched; the first frame says the rest. MP4s are read by
-themselves, because FFmpeg's demuxers tell nothing of cut pictures in the versions in use.
+The container says how pictures are cropped, rotated and stretched; the first frame says the rest. For MP4 and Matroska
+fastvid reads this itself, because FFmpeg's demuxers, in the supported versions, do not report crops.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ ENCODE_HINT: Final = "re-encode it with a profile: `fastvid shard --profile comp
 """The hint for a video whose packets cannot be used unchanged."""
 
 TONE_MAP, KEEP = HDR = ("tonemap", "keep")
-"""What becomes of high dynamic range: pictures of the usual one, which only encoding makes, or its values as they are.
-"""
+"""What becomes of high dynamic range (HDR): tone-mapped, which only encoding can do, or kept as it is."""
 
 HDR_TRANSFERS: Final = {16: "smpte2084", 18: "arib-std-b67"}
 """Transfer characteristics of ITU-T H.273 that require tone mapping: PQ and HLG."""
 
 _RANGE: Final = {1: Range.LIMITED, 2: Range.FULL}  # AVColorRange
 _SD_WIDTH, _SD_HEIGHT = 1024, 576  # pixels
-_BT2020_CL: Final = 10  # of which players show the other BT.2020
+_BT2020_CL: Final = 10  # constant luminance; players show it as BT.2020 with non-constant luminance
 # A larger ratio is damage, not anamorphic video: DV and DVD stay below 1.5, scope below 2.
 _MOST_ASPECT: Final = 8
 _NEAR_TURN: Final = 1  # degrees
-# EBML identifiers (RFC 8794, RFC 9559): Segment, Tracks, TrackEntry, Video, and what Video cuts off.
+# EBML identifiers (RFC 8794, RFC 9559): Segment, Tracks, TrackEntry, Video, and the crop margins in Video.
 _SEGMENT, _TRACKS, _ENTRY, _VIDEO = 0x18538067, 0x1654AE6B, 0xAE, 0xE0
 _CROPS: Final = {0x54BB: 0, 0x54CC: 1, 0x54AA: 2, 0x54DD: 3}  # top, left, bottom, right
 _HEAD: Final = 1 << 16
@@ -49,15 +48,15 @@ _HEAD: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Orientation:
-    """How a display matrix turns pictures."""
+    """How a display matrix rotates and mirrors pictures."""
 
     turn: int  # quarter turns clockwise
-    mirror: bool  # whether left and right are exchanged before
-    is_exact: bool  # whether it turns by quarters
+    mirror: bool  # whether left and right are exchanged before the rotation
+    is_exact: bool  # whether the rotation is a multiple of 90 degrees
 
     @property
     def is_upright(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether the matrix neither rotates nor mirrors."""
         return self.is_exact and not self.turn and not self.mirror
 
     @classmethod
@@ -77,7 +76,7 @@ class Orientation:
 
 
 def declared(container: str, read: Read, size: int) -> Declared:
-    """Return how a container says that its pictures are shown; nothing of containers that FFmpeg tells of.
+    """Return how an MP4 or Matroska file says that its pictures are shown; an empty Declared for other containers.
 
     `size`: size of the file in bytes.
     """
@@ -87,22 +86,22 @@ def declared(container: str, read: Read, size: int) -> Declared:
         if container == "matroska":
             return Declared(margins=_matroska_margins(read(0, _HEAD)))
     except (FormatError, struct.error, IndexError):
-        pass  # what reads the tables says what is wrong with them
+        pass  # the code that reads the packet tables reports what is broken
     return Declared()
 
 
 def present(
     info: StreamInfo, frame: VideoFrame, said: Declared, aspect: Fraction | None, *, hdr: str = TONE_MAP
 ) -> tuple[StreamInfo, tuple[str, ...]]:
-    """Return a stream's description with what its first frame and its container say of its pictures; and notes.
+    """Complete a stream's description by its first frame and its container; also return notes for the ledger.
 
-    `aspect`: width of a pixel divided by its height as FFmpeg knows it, None if unknown. `hdr`: "tonemap" refuses high
-    dynamic range, of which only an encoder makes pictures of the usual one; "keep" delivers its values.
+    `aspect`: width of a pixel divided by its height according to FFmpeg, None if unknown. `hdr`: "tonemap" raises
+    SourceError for high dynamic range, because only encoding tone-maps it; "keep" delivers its values unchanged.
     """
     _refuse(frame, hdr)
     turned = Orientation.of(said.matrix or side_data(frame, "DISPLAYMATRIX"))
     if not turned.is_exact:
-        raise _unusable("its pictures are shown turned by an angle")
+        raise _unusable("its pictures are rotated by an angle that is no multiple of 90 degrees")
     crop = said.crop(frame.height, frame.width)
     aspect = plausible(said.aspect(frame.height, frame.width) or aspect)
     height, width = crop[2:]
@@ -125,7 +124,7 @@ def present(
 
 
 def plausible(aspect: Fraction | None) -> Fraction:
-    """Return the width of a pixel divided by its height, 1 if it is unknown or damage."""
+    """Return the width of a pixel divided by its height; 1 if it is unknown or too extreme to be real."""
     return aspect if aspect is not None and Fraction(1, _MOST_ASPECT) <= aspect <= _MOST_ASPECT else Fraction(1)
 
 
@@ -174,10 +173,10 @@ def colours_of(frame: VideoFrame) -> tuple[Range, Matrix]:
 
 
 def shown_matrix(number: int, width: int, height: int) -> Matrix:
-    """Return the luma coefficients by which players show decoded pictures of a size, UNKNOWN for their usual ones.
+    """Return the luma coefficients with which players show decoded pictures; UNKNOWN for the players' default.
 
-    `number`: MatrixCoefficients of ITU-T H.273. Pictures without any that are larger than standard definition are
-    BT.709, as players assume; a tag of RGB on YUV pictures is ignored.
+    `number`: MatrixCoefficients of ITU-T H.273. `width`, `height`: in pixels. Untagged pictures that are larger than
+    standard definition are BT.709, as players assume. A tag of RGB on YUV pictures is ignored.
     """
     if number == _BT2020_CL:
         return Matrix.BT2020_NCL
@@ -187,7 +186,7 @@ def shown_matrix(number: int, width: int, height: int) -> Matrix:
 
 
 def with_times(info: StreamInfo, pts: IntArray | None, tick: Fraction) -> StreamInfo:
-    """Return a stream's description with the times of its frames, unless a constant rate explains them.
+    """Return a stream's description with the times of its frames; without them if a constant rate explains them.
 
     `pts`: times of the shown frames in ticks, ascending, int64 [N]; None if they are not known. `tick`: seconds.
     """
@@ -207,7 +206,10 @@ def _matroska_margins(head: bytes) -> tuple[int, int, int, int]:
 
 
 def _elements(view: memoryview, inside: tuple[int, ...]) -> Iterator[tuple[int, memoryview]]:
-    """Yield EBML elements and, of containers that are named, what they contain; what is cut ends at the cut."""
+    """Yield id and body of EBML elements, also of those inside elements whose ids are in `inside`.
+
+    The body of an element that exceeds `view` is truncated.
+    """
     at = 0
     while (found := element(view[at : at + 12])) is not None:
         kind, header, size = found

@@ -31,7 +31,7 @@ _AGAIN: Final = f"run the command again; if that does not help, set {VARIABLE} t
 _OTHER: Final = f"set {VARIABLE} to a newer or more complete program, such as that of imageio-ffmpeg"
 
 _ENCODERS: Final = ("libvpx-vp9", "libx264", "libx265", "mjpeg")
-# Filters that the commands of `fastvid.sharding.encode.profiles` use.
+# Filters that a build must have, because commands of `fastvid.sharding.encode.profiles` use them.
 _FILTERS: Final = (
     "bwdif", "crop", "format", "fps", "scale", "select", "setparams", "setpts", "setsar", "settb", "split", "trim",
 )  # fmt: skip
@@ -56,7 +56,7 @@ class FfmpegBuild:
     jpeg: str = ""  # the library that encodes JPEG in its place, for a profile that needs one
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that may change its output: all attributes except `path` and `found`."""
+        """Return everything that may change the bytes that ffmpeg writes: all attributes except `path` and `found`."""
         record = asdict(self)
         del record["path"], record["found"]
         if not self.jpeg:
@@ -75,7 +75,7 @@ def find_ffmpeg() -> FfmpegBuild:
 
 
 def environment() -> dict[str, str]:
-    """Return our environment without the variables that change what ffmpeg prints or writes."""
+    """Return this process's environment without the variables that change what ffmpeg prints or writes."""
     drop = {"FFREPORT", "AV_LOG_FORCE_COLOR", "AV_LOG_FORCE_256COLOR", "FFMPEG_DATADIR"}
     return {name: value for name, value in os.environ.items() if name not in drop} | {"AV_LOG_FORCE_NOCOLOR": "1"}
 
@@ -110,8 +110,8 @@ def _inspect(path: str, found: str) -> FfmpegBuild:
         raise MissingDependency(f"{path} is not ffmpeg: `-version` prints {banner[:80]!r}", hint=_HINT)
     version = matched[1]
     present = tuple(name for name in _ENCODERS if f" {name} " in encoders)
-    # Without x264, test the other features with MJPEG, which every build has, but not colour: which tags an MP4 has for
-    # MJPEG differs between versions.
+    # Without x264, test the other features with MJPEG, which every build has. Do not test colour then, because which
+    # tags an MP4 has for MJPEG differs between versions.
     x264 = "libx264" in present
     written = stream.result() if x264 else _run(path, _test_encode("mjpeg"))
     missing = [f"the filter {name}" for name in _FILTERS if f" {name} " not in filters]
@@ -135,7 +135,7 @@ def _inspect(path: str, found: str) -> FfmpegBuild:
 
 
 def _test_encode(encoder: str) -> list[str]:
-    """Return arguments that encode one frame as profiles do, to test features instead of inferring them."""
+    """Return arguments that encode one frame as profiles do: features are tested, not inferred from the version."""
     # Only an encoded stream reveals the version of x264, which writes it into its first packet.
     return [
         *("-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+verbose"),
@@ -205,7 +205,7 @@ def temporary_file() -> Iterator[IO[bytes]]:
 
 
 def contents(descriptor: int) -> bytes:
-    """Return all bytes of an open file, wherever its position is: another process may have written it."""
+    """Return all bytes of an open file, whatever its position: a process that shares the descriptor may move it."""
     data = bytearray(os.fstat(descriptor).st_size)
     view, position = memoryview(data), 0
     while position < len(data) and (got := os.preadv(descriptor, [view[position:]], position)):
@@ -237,7 +237,7 @@ class Limits:
     # pixels of a decoded frame. 8192x4352 covers all common levels of H.264, HEVC, VP9 and AV1.
     max_pixels: int = 8192 * 4352
     max_frames: int = 24 * 3600 * 60  # frames of a source: 24 hours at 60 per second
-    output_bytes: int = 2 << 30  # size of one encoded sample in bytes. Packet offsets have 32 bits
+    output_bytes: int = 2 << 30  # size of one encoded sample in bytes, because packet offsets have 32 bits
     source_bytes: int = 64 << 30  # size in bytes of a source; one that is downloaded is stored on the local disk
 
     def read_seconds(self, size: int) -> float:

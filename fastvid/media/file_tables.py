@@ -1,7 +1,7 @@
 """Where the packets of a video are, when they are shown and where decoding may start, as its container says.
 
-The tables of a plain MP4 are read by themselves: two or three small reads, wherever they are in the file. Every other
-container is read from end to end by FFmpeg's demuxer, because only its blocks say where they are; nothing is stored.
+Of a plain MP4 only the tables are read: two or three small reads, wherever they are in the file. Files of every other
+container are read from end to end by FFmpeg's demuxer, because they have no table of all packets; no copy is stored.
 
 `FileReader` reads parts of a file on a disk or in an object store.
 """
@@ -43,19 +43,19 @@ from fastvid.storage.protocol import Version
 from fastvid.storage.urls import open_file
 
 BLOCK: Final = 1 << 16
-"""Bytes that are read at least: most MP4s of a minute have their tables in so many."""
+"""Smallest read in bytes: it contains the tables of most MP4s of a minute."""
 
 AHEAD: Final = 1 << 22
-"""Bytes that are read at once when a file is read from end to end."""
+"""Size of a read in bytes when a file is read from end to end."""
 
 KEPT: Final = 1 << 26
-"""Bytes that are kept of a file, so that a packet can be compared with what its demuxer has just read."""
+"""Most bytes of a file that are cached: a packet is compared with the bytes that the demuxer has just read."""
 
 
 class FileReader(io.RawIOBase):
-    """One version of a file: read by ranges, or like an open file by a demuxer.
+    """One version of a file, local or remote: read by ranges, or by a demuxer like an open file. Caches blocks.
 
-    `head`: its first bytes, if they were read with the version. `size`: size in bytes.
+    `head`: the file's first bytes, if they were read together with the version. Attribute `size`: in bytes.
     """
 
     def __init__(self, storage: Storage, name: str, version: Version, *, head: bytes | memoryview = b"") -> None:
@@ -78,14 +78,14 @@ class FileReader(io.RawIOBase):
 
     @property
     def is_local(self) -> bool:
-        """Whether a small read costs little."""
+        """Whether the file is on a disk, where small reads are cheap."""
         return self._storage.concurrency == 1
 
     def part(self, offset: int, size: int, *, ahead: int = 0) -> bytes:
-        """Return a range of the file, cut at its end; neighbours of what was read are read along and kept.
+        """Return a range of the file, truncated at the file's end. Reads and caches whole blocks.
 
-        `offset`: first byte. `size`: number of bytes. `ahead`: bytes from `offset` that are read along if the
-        range must be read.
+        `offset`: first byte. `size`: number of bytes. `ahead`: if blocks are missing from the cache, also read the
+        following ones up to this many bytes after `offset`.
         """
         stop = min(offset + size, self.size)
         if offset >= stop:
@@ -99,14 +99,14 @@ class FileReader(io.RawIOBase):
         return joined[offset - first * BLOCK : stop - first * BLOCK]
 
     def whole(self) -> bytes:
-        """Return all of the file, without keeping it."""
+        """Return all bytes of the file, without caching them."""
         (data,) = self.parts([(0, self.size)]) if self.size else (b"",)
         return data
 
     def parts(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return several ranges, given as (offset, size), with one read of the storage, which may be many requests.
 
-        What was kept is not read again.
+        Ranges in the cache are not read again; those that are read are not cached.
         """
         kept = [self._in_blocks(offset, size) for offset, size in ranges]
         missing = [one for one, known in zip(ranges, kept, strict=True) if not known]
@@ -169,7 +169,7 @@ class FileReader(io.RawIOBase):
         self._keep(first, data)
 
     def _keep(self, first: int, data: memoryview) -> None:
-        """Keep the blocks that data from block `first` on consists of, but not one that it ends in."""
+        """Cache the complete blocks in `data`, which begins with block `first`; an incomplete last one is left out."""
         last = first + len(data) // BLOCK if first * BLOCK + len(data) < self.size else first - (-len(data) // BLOCK)
         for block in range(first, last):
             self._blocks[block] = bytes(data[(block - first) * BLOCK :][:BLOCK])
@@ -178,7 +178,7 @@ class FileReader(io.RawIOBase):
             self._blocks.popitem(last=False)
 
     def _in_blocks(self, offset: int, size: int) -> bool:
-        """Return whether a range, which is not empty, was kept."""
+        """Return whether all blocks of a range are cached; False if it is empty or exceeds the file."""
         if size < 1 or offset + size > self.size:
             return False
         return all(block in self._blocks for block in range(offset // BLOCK, (offset + size - 1) // BLOCK + 1))
@@ -189,7 +189,7 @@ class FileReader(io.RawIOBase):
         return self._blocks[block]
 
 
-# A demuxed packet's first bytes that are kept.
+# How many first bytes of each demuxed packet are kept, to parse its headers.
 _KEPT_HEAD: Final = 4096
 # Bytes read with the header of a box: the tables of several minutes of video.
 _TABLES_AHEAD: Final = 1 << 18
@@ -217,11 +217,11 @@ class Tables:
 
 
 def read_tables(file: FileReader, limits: Limits) -> Tables:
-    """Read where the packets of a file are."""
+    """Read the packet tables of a file, from its MP4 tables or with FFmpeg's demuxer."""
     container, track = sniff(file.part(0, CONTAINER_BYTES)), None
     if container == "mov":
         try:
-            # Boxes behind the frames are the tables and little else: read them at once.
+            # After the frames come the tables and little else: read them at once.
             moov = find_moov(lambda at, n: file.part(at, n, ahead=_TABLES_AHEAD if at else 0), file.size)
             track = read_moov(moov, file.size)
         except FormatError:
@@ -255,14 +255,14 @@ def _from_track(track: Track, container: str, limits: Limits) -> Tables:
     )
 
 
-# What is noted of each demuxed packet: attributes of `Tables`.
+# What is recorded of each demuxed packet: attributes of `Tables`.
 _NOTED: Final = np.dtype(
     [("offsets", "i8"), ("sizes", "i8"), ("pts", "i8"), ("shown", "?"), ("sync", "?"), ("checksums", "u4")]
 )
 
 
 def _demuxed(file: FileReader, container: str, limits: Limits, said: Declared) -> Tables:
-    """Read a file from end to end."""
+    """Return the packets that FFmpeg's demuxer finds, reading the file from end to end."""
     noted, heads, last = list[tuple[Any, ...]](), list[bytes | None](), 1
     with open_demuxer(file, container) as source:
         demuxed = Demuxed(container, source, limits)
@@ -304,13 +304,13 @@ def _check(packet: Any, number: int, *, is_second: bool) -> None:
 
 
 def with_heads(tables: Tables, heads: Sequence[bytes | None]) -> Tables:
-    """Return tables whose packets were read as far as `heads`; with checksums if that is all of each."""
+    """Return tables with the first bytes of the packets; with checksums if `heads` contains every packet whole."""
     whole = all(head is not None and len(head) == size for head, size in zip(heads, tables.sizes.tolist(), strict=True))
     checksums = np.asarray([zlib.crc32(head or b"") for head in heads], np.uint32) if whole else None
     return replace(tables, heads=heads, checksums=checksums)
 
 
 def _rate(pts: IntArray, shown: BoolArray, ticks: int, only: int) -> Fraction:
-    """Return the mean rate of the shown frames. `only`: ticks that the only frame of a video lasts."""
+    """Return the mean rate of the shown frames. `only`: duration in ticks of the frame if the video has just one."""
     times = np.sort(pts[shown])
     return frame_rate(times, ticks, last=usual_step(np.diff(times), only))

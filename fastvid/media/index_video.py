@@ -1,12 +1,13 @@
-"""Index a video where it is: packets, sizes and dependencies, without reading more of the file than that takes.
+"""Index a video where it is: packets, sizes and dependencies, reading as little of the file as possible.
 
-Three levels of proof. "none" believes the container and the headers of the packets that were read. "sample" also
-decodes some frames from their planned packets and compares them with what FFmpeg's demuxer and decoder make of the file
-by themselves. "all" reads the file once and proves every frame, as `fastvid.media.prove` does for the videos of tars.
-So do the other levels for containers other than MP4 and Matroska, whose times do not tell which packet shows which
-frame, and for codecs whose packets this package does not parse.
+There are three levels of proof. "none" trusts the container and the headers of the packets that were read. "sample"
+also decodes some frames from their planned packets and compares them with the frames that FFmpeg alone decodes from the
+file. "all" reads the file once and proves every frame, as `fastvid.media.prove` does for the videos of tars. "none" and
+"sample" do the same as "all" for containers other than MP4 and Matroska, whose times do not say which packet shows
+which frame, and for codecs whose packets fastvid does not parse.
 
-What is not known is decoded from its key packet, or, where that is not proven, from the start of the stream.
+If it is unknown which packets a frame depends on, the frame is decoded from its key packet; if it is not proven that
+decoding may begin there, from the start of the stream.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from fastvid.media.reasons import Reason
 from fastvid.media.timing import clip_frames
 from fastvid.runtime.arrays import IntArray, RecordArray, UInt8Array
 
-# Seconds by which the times of two frames are rounded, and the relative difference of equal rates.
+# Rounding error of a duration between two frames in seconds; and the relative difference at which rates count as equal.
 _ROUNDED: Final = 2e-3
 _SAME_RATE: Final = 1e-3
 
@@ -46,9 +47,9 @@ _SAME_RATE: Final = 1e-3
 def cut_index(found: IndexedVideo, first: int, count: int) -> IndexedVideo:
     """Return the index of some consecutive frames of a video, numbered from 0.
 
-    Packets before the first frame on which it depends are kept, but show no frame of the part.
+    Earlier packets on which these frames depend are kept, but marked as showing no frame.
 
-    `count`: number of its frames, at least 1.
+    `first`: number of the first frame. `count`: number of frames, at least 1.
     """
     total = found.info.num_frames
     if count < 1 or first < 0 or first + count > total:
@@ -73,7 +74,7 @@ def cut_index(found: IndexedVideo, first: int, count: int) -> IndexedVideo:
 
 
 def _own_rate(found: IndexedVideo, first: int, count: int) -> Fraction:
-    """Return the mean rate of some frames: that of the whole video, unless it does not explain their times."""
+    """Return the frames per second of a part: the whole video's rate if it explains the part's times, else its mean."""
     start, end = clip_seconds(found, first, count)
     expected = count / float(found.info.fps)
     if abs(end - start - expected) <= max(_ROUNDED, expected * _SAME_RATE):
@@ -82,7 +83,7 @@ def _own_rate(found: IndexedVideo, first: int, count: int) -> Fraction:
 
 
 def frames_between(found: IndexedVideo, start: float | None, end: float | None) -> tuple[int, int]:
-    """Return the first frame and the number of frames of a clip in seconds, see `clip_frames`."""
+    """Return the first frame and the number of frames of a clip. `start`, `end`: in seconds, see `clip_frames`."""
     first, stop = clip_frames(found.seconds, float(1 / found.info.fps), start, end)
     return first, stop - first
 
@@ -97,9 +98,9 @@ SMALL_FILE: Final = 4 << 20
 """Remote files up to this size are read whole, which takes one request."""
 
 KEYS_READ: Final = 16
-"""Key packets of a remote file of which the first bytes are read; of more, so many are chosen at random."""
+"""Maximum number of key packets of a remote file whose first bytes are read; if there are more, they are sampled."""
 
-# Containers whose times say in which order frames are shown.
+# Demuxers of containers whose times say in which order frames are shown.
 _TIMED: Final = frozenset({"mov", "matroska"})
 _KEY: Final = np.uint8(PacketFlag.KEY)
 _DROPPABLE: Final = np.uint8(PacketFlag.DROPPABLE)
@@ -130,7 +131,7 @@ def index_in_place(file: FileReader, limits: Limits, proof: Proof, *, hdr: str =
 def _index_whole(file: FileReader, limits: Limits, hdr: str = TONE_MAP) -> IndexedVideo:
     if file.size > limits.output_bytes:
         raise SourceError(
-            f"video of {file.size} bytes is too large to prove whole, {limits.output_bytes} are the most",
+            f"video has {file.size} bytes, at most {limits.output_bytes} are allowed to prove every frame",
             reason=Reason.TOO_LONG,
             hint="an MP4 or Matroska file of another codec than MPEG-4 part 2 is indexed by --prove sample",
         )
@@ -138,7 +139,7 @@ def _index_whole(file: FileReader, limits: Limits, hdr: str = TONE_MAP) -> Index
 
 
 def _with_read_heads(tables: Tables, file: FileReader) -> Tables:
-    """Return tables with the first bytes of the packets that are worth reading."""
+    """Return tables with the first bytes of all packets, if reading them is cheap; else those of some key packets."""
     if tables.checksums is not None:
         return tables
     places = list(zip(tables.offsets.tolist(), tables.sizes.tolist(), strict=True))
@@ -150,10 +151,10 @@ def _with_read_heads(tables: Tables, file: FileReader) -> Tables:
         return with_heads(tables, heads)
     keys = np.flatnonzero(tables.sync)
     if len(keys) > KEYS_READ:
-        # Always the same ones, and always the first.
+        # The same sample for the same file, always with the first key packet.
         rng = np.random.default_rng(zlib.crc32(tables.offsets.tobytes()))
         keys = np.union1d(keys[:1], rng.choice(keys, KEYS_READ - 1, replace=False))
-    # Of HEVC the packet that follows tells whether decoding may start at the key packet.
+    # In HEVC the packet after a key packet shows whether decoding may start at the key packet.
     following = keys + 1 if tables.codec is Codec.HEVC else keys
     read = np.union1d(keys, following[following < len(places)]).tolist()
     heads = [None] * len(places)
@@ -164,14 +165,14 @@ def _with_read_heads(tables: Tables, file: FileReader) -> Tables:
 
 
 def choose_flags(tables: Tables) -> tuple[UInt8Array, list[str], str]:
-    """Return the PacketFlag of each packet, uint8 [P]; notes; and why the stream must be decoded whole, if known."""
+    """Return the PacketFlag of each packet, uint8 [P]; notes; and why all must be decoded from the start, else ""."""
     try:
         flags = flags_of_heads(tables.codec, tables.extradata, tables.heads, tables.sizes.tolist())
     except FormatError as error:
         return np.zeros(len(tables.heads), np.uint8), [], error.message
     notes, read = list[str](), np.asarray([head is not None for head in tables.heads])
     if not read.all():
-        # Key packets that were not read are believed if all that were read are what the container says.
+        # Trust the container about key packets that were not read, if those that were read are all key packets.
         if (flags[tables.sync & read] & _KEY).all():
             flags[tables.sync] |= _KEY
         notes.append("from-key-frames")
@@ -180,7 +181,10 @@ def choose_flags(tables: Tables) -> tuple[UInt8Array, list[str], str]:
 
 
 def _why_changed(tables: Tables, flags: UInt8Array) -> str:
-    """Return why decoding cannot start at a key packet: parameter sets changed before it, and it brings none."""
+    """Return why decoding cannot start at every key packet; empty if it can.
+
+    It cannot if parameter sets change in the stream and a later key packet does not repeat them.
+    """
     changed = False
     for head, is_key in zip(tables.heads, (flags & _KEY).tolist(), strict=True):
         if head is None:
@@ -196,7 +200,7 @@ def _why_changed(tables: Tables, flags: UInt8Array) -> str:
 
 
 class Indexing(Comparison):
-    """Makes the index of a file of its tables."""
+    """Makes the index of a file from its packet tables."""
 
     def indexed(self, proof: Proof, hdr: str) -> IndexedVideo:
         """Return the index."""
@@ -217,7 +221,7 @@ class Indexing(Comparison):
         info = with_times(info, times, tables.time_base)
         if proof is Proof.SAMPLE and not self.ends_alike():
             raise SourceError(
-                "FFmpeg finds other frames at its end than its tables list", reason=Reason.NO_INDEX, hint=ENCODE_HINT
+                "FFmpeg finds other frames at its end than in its tables", reason=Reason.NO_INDEX, hint=ENCODE_HINT
             )
         if proof is Proof.SAMPLE and not why:
             info, records, why = self._proved(info, records, notes)
@@ -248,7 +252,10 @@ class Indexing(Comparison):
         return frames
 
     def _first(self, records: RecordArray, proof: Proof) -> tuple[VideoFrame, Fraction | None]:
-        """Return the first shown frame, without proof as much as was read anyway, and the shape of its pixels."""
+        """Return the first shown frame, and the width of a pixel divided by its height.
+
+        Without proof, only the bytes that were read already are decoded: the frame then has no meaningful pixels.
+        """
         head = self.tables.heads[0]
         first = self.begun(head) if proof is Proof.NONE and head is not None else None
         if first is None:
@@ -259,9 +266,10 @@ class Indexing(Comparison):
         return first, self.tables.aspect or self.aspect
 
     def _proved(self, info: StreamInfo, records: RecordArray, notes: list[str]) -> tuple[StreamInfo, RecordArray, str]:
-        """Compare some frames, decoded from as few packets as possible, then from more, until they are right.
+        """Compare some frames, decoded from as few packets as possible; if they are wrong, from more and more packets.
 
-        Returns the stream and the records as far as they are proven, and why the stream is decoded whole.
+        Returns the stream and the records with which the frames are right, and "". If they never are, returns the
+        arguments, and why the stream must be decoded from its start.
         """
         frames, wrong = chosen_frames(records), ""
         for way, packets, note in self._ways(info, records):
@@ -272,10 +280,10 @@ class Indexing(Comparison):
         return info, records, wrong
 
     def _ways(self, info: StreamInfo, records: RecordArray) -> Iterator[tuple[StreamInfo, RecordArray, list[str]]]:
-        """Yield streams and records that leave out ever less; and notes."""
+        """Yield variants of the stream and its records, those that skip most packets first; each with its notes."""
         tables = self.tables
         unread = np.asarray([head is None for head in tables.heads])
-        # The second field of a picture may be a reference where the first is none, and has a packet of its own.
+        # Not for pictures of two packets, one per field: others may refer to the second even if not to the first.
         if unread.any() and not FieldPairs(tables.codec.label, tables.extradata).possible:
             late = replace(info, flags=info.flags | StreamFlag.LATE)
             if tables.disposable is not None and (unread & tables.disposable).any():
@@ -295,7 +303,7 @@ class Indexing(Comparison):
 
 
 def _early(records: RecordArray) -> list[int]:
-    """Return frames that take little decoding from the start."""
+    """Return the numbers of some early frames, which need little decoding from the start of the stream."""
     last = int(records["frame"].max())
     return sorted({0, min(last, 7), min(last, 30)})
 
@@ -321,7 +329,7 @@ def check_index(file: FileReader, info: StreamInfo, records: RecordArray, limits
 
 
 def _told(file: FileReader, limits: Limits, records: RecordArray) -> Tables | None:
-    """Return the tables of a file if their times tell which packet shows which frame."""
+    """Return the packet tables of a file; None if their times do not tell which packet shows which frame."""
     if sniff(file.part(0, CONTAINER_BYTES)) not in _TIMED:
         return None
     try:

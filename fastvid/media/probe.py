@@ -1,10 +1,9 @@
 """Open and probe a source: container, stream, size, colour, orientation and timing.
 
-The container is recognised by the file's first bytes. FFmpeg guesses formats, and some of them refer to other files:
-playlists, concat scripts, image sequences, SVG. Choosing the demuxer from an allow-list, and forcing FFmpeg to use it,
-ensures that such files are never opened as what they are.
+The container is recognised by the file's first bytes. If FFmpeg guessed the format, a playlist, concat script, image
+sequence or SVG could make it open other files. So the demuxer is chosen from an allow-list, and FFmpeg must use it.
 
-All packets are read, and one frame is decoded. An error of the disk is told from damage.
+All packets are read, and one frame is decoded. Disk errors are distinguished from damaged files.
 
 Files are untrusted, and native code parses them. Call this in a process that may die and that has limits
 (`fastvid.sharding.engines.local`), never in one with state worth keeping.
@@ -81,10 +80,9 @@ _TS_PACKETS: Final = ((188, 0), (192, 4))  # MPEG-TS; with the 4-byte time codes
 
 
 def sniff(head: bytes) -> str:
-    """Return the FFmpeg demuxer for a file.
+    """Return the name of the FFmpeg demuxer to open a file with; raise SourceError if it is no accepted container.
 
-    `head`: the first HEAD_BYTES bytes of the file, or all of a shorter one. Returns the name of the demuxer to
-    force when opening the file.
+    `head`: the first HEAD_BYTES bytes of the file, or all of a shorter one.
     """
     if not head:
         raise SourceError("file is empty", reason=Reason.EMPTY)
@@ -129,13 +127,13 @@ def _refusal(head: bytes) -> SourceError:
 
 
 _CHUNK: Final = 1 << 20
-# Smaller files may be sparse: reading their zeros costs little.
+# Only files of at least this many bytes are checked for holes; reading the zeros of smaller ones costs little.
 _HOLES_FROM: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSource:
-    """An open source file; hostile file names and a replacement of the file cannot affect it."""
+    """An open source file. It is used by its descriptor: its name, or replacing the file, has no effect any more."""
 
     descriptor: int
     size: int  # size in bytes
@@ -178,7 +176,7 @@ def open_source(path: str, member: tuple[int, int] | None = None) -> Iterator[Op
 
 
 def unreadable(error: OSError) -> SourceError:
-    """Return the transient error for a source that its disk does not deliver: that says nothing about its content."""
+    """Return the transient error for a source that the disk does not deliver; its content may be fine."""
     if isinstance(error, FileNotFoundError):
         return SourceError("file does not exist", reason=Reason.MISSING, transient=True)
     message = f"cannot read the file: {error.strerror or error}"
@@ -189,7 +187,7 @@ def unreadable(error: OSError) -> SourceError:
 def private_copy(source: OpenSource) -> Iterator[OpenSource]:
     """Copy a source to an unlinked temporary file.
 
-    FFmpeg reports an error of the disk like damage, or like the end of the file. Of a copy it can only report damage.
+    FFmpeg reports a disk error like damage, or like the end of the file. In the copy it can only report real damage.
     """
     descriptor = _copied_out(source.descriptor, 0, source.size)
     try:
@@ -204,7 +202,7 @@ def _check_holes(descriptor: int) -> None:
     allocated = found.st_blocks * 512
     if found.st_size < _HOLES_FROM or 2 * allocated >= found.st_size:
         return
-    # File systems that compress need fewer blocks, too, but have no holes.
+    # Compressing file systems also allocate fewer blocks, but their files have no holes.
     if os.lseek(descriptor, 0, os.SEEK_HOLE) < found.st_size:
         raise SourceError(
             f"file is sparse: {allocated} of its {found.st_size} bytes were written",
@@ -242,14 +240,14 @@ class SourceInfo:
     pix_fmt: str  # FFmpeg's pixel format
     sample_aspect: Fraction  # width of a pixel divided by its height; 1 if unknown or implausible
     orientation: Orientation
-    crop: tuple[int, int, int, int]  # first row and column, height and width of what the container shows, not turned
+    crop: tuple[int, int, int, int]  # first row and column, height and width that the container shows, before rotation
     matrix: int
     full_range: bool  # whether luma ranges from 0 to 255
     transfer: int
     primaries: int
     interlaced: bool  # whether frames may consist of two fields
     timing: FrameTiming
-    # presentation times of its shown frames in ticks, ascending, int64 [N]; those that are missing are left out.
+    # presentation times of the shown frames in ticks, ascending, int64 [N]; frames without a time are left out.
     times: IntArray = field(compare=False, repr=False)
     time_base: Fraction  # seconds per tick
     # times of the packets at which decoding can begin, in ticks, ascending, int64 [K]; empty if it must begin at
@@ -259,17 +257,17 @@ class SourceInfo:
 
     @property
     def turned(self) -> bool:
-        """Whether display swaps width and height; players keep them if they turn by other angles than quarters."""
+        """Whether display swaps width and height: only for rotations by exactly 90 or 270 degrees."""
         return self.orientation.is_exact and self.orientation.turn % 2 == 1
 
     @property
     def cropped(self) -> bool:
-        """Whether the container cuts something off."""
+        """Whether the container crops the pictures."""
         return self.crop != (0, 0, self.height, self.width)
 
     @property
     def part(self) -> tuple[int, int, int, int]:
-        """First row and column, height and width of what is shown of the upright picture."""
+        """The shown part of the upright picture: first row and column, height and width, in pixels."""
         turn = self.orientation.turn if self.orientation.is_exact else 0
         return Coded(self.width, self.height, self.crop, turn, self.orientation.mirror).shown_part
 
@@ -366,7 +364,8 @@ def _describe(source: OpenSource, container: InputContainer, stream: VideoStream
     aspect = said.aspect(frame.height, frame.width) or fraction(stream.sample_aspect_ratio)
     times = np.sort(np.asarray([time for time in scan.pts if time is not None], np.int64))
     interlaced = bool(frame.interlaced_frame) or scan.fields.possible
-    # Deinterlacing looks at neighbouring frames, and without times no frame can be found by its time.
+    # Decoding cannot begin at a later packet if the video is deinterlaced, because that reads neighbouring frames, or
+    # if there are no times to find frames by.
     from_any = not interlaced and timing.kind != "counted" and not (scan.access.old_x264 and "444" in pix_fmt)
     return SourceInfo(
         container=source.container,
@@ -404,7 +403,7 @@ def _is_hidden(codec: str, packet: Packet[Any]) -> bool:
 
 
 def _other_decoders(container: InputContainer, stream: VideoStream) -> set[str]:
-    """Return the names of decoders in log lines that cannot be the picture's."""
+    """Return the decoder names that, in ffmpeg's log, cannot mean the decoder of the video stream."""
     own, others = set[str](), set[str]()
     for one in container.streams:
         context: Any = getattr(one, "codec_context", None)

@@ -1,9 +1,9 @@
 """Index a video file that another tool wrote: find its packets with FFmpeg's demuxer, and verify them by decoding.
 
 Nothing that the container says is trusted. A packet must be in the file byte for byte; frames are numbered in the order
-in which the decoder outputs them; and all frames must equal those a player shows, bit for bit. Reading parts of a
-stream is allowed only if every GOP decodes on its own, and twice more with half of its droppable packets left out. A
-stream that fails this is marked to be decoded whole.
+in which the decoder outputs them; and all frames must equal those a player shows, bit for bit. Parts of a stream may be
+read only if every GOP decodes to the same frames on its own: once complete, and twice with a random half of its
+droppable packets left out. A stream that fails this is marked to be decoded from its first packet.
 
 The file is untrusted: run this in a worker process that may crash (`fastvid.sharding.engines.local`).
 """
@@ -46,7 +46,7 @@ from fastvid.media.reasons import Reason
 from fastvid.media.timing import tagged
 from fastvid.runtime.arrays import FloatArray, IntArray
 
-# 256 lines, the default of profiles; 64 frames, two of their GOPs.
+# 256 lines, the default short side of profiles; 64 frames, two GOPs of the profile "compact".
 _SOURCE: Final = "testsrc2=s=336x256:r=25:d=2.56"
 _LIMITED: Final = f"scale=out_range=limited:out_color_matrix=smpte170m,format=yuv420p,{tagged(full_range=False)}"
 _FULL: Final = f"scale=out_range=full:out_color_matrix=smpte170m,format=yuvj420p,{tagged(full_range=True)}"
@@ -110,7 +110,7 @@ class Playback(Demuxed):
         self._fields = FieldPairs(self.codec.label, self.extradata)
 
     def play(self, *, unpack: bool) -> None:
-        """Read and decode all packets; `unpack`: whether to separate frames that MPEG-4 joins in one."""
+        """Read and decode all packets; `unpack`: whether to separate frames that MPEG-4 puts into one packet."""
         is_packed = unpack and self.codec is Codec.MPEG4
         splitter = BitStreamFilterContext("mpeg4_unpack_bframes", self.stream) if is_packed else None
         try:
@@ -149,7 +149,7 @@ class Playback(Demuxed):
             self.first = self.first or frame
             size = (self.first.width, self.first.height)
             if frame.interlaced_frame and not self.first.interlaced_frame:
-                self.first = frame  # what describes the stream
+                self.first = frame  # one interlaced frame makes the whole stream interlaced
             if (frame.width, frame.height) != size:
                 raise SourceError(
                     f"frame {number} has size {frame.width}x{frame.height}, the first frame {size[0]}x{size[1]}",
@@ -180,7 +180,7 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
 
 
 def decoded_codec(stream: VideoStream) -> Codec:
-    """Return the codec of a stream that fastvid's decoders decode."""
+    """Return the codec of a stream; raise SourceError if no decoder of fastvid supports it."""
     name = stream.codec_context.codec.canonical_name
     codec = _CODECS.get(name)
     if codec is None:
@@ -188,7 +188,8 @@ def decoded_codec(stream: VideoStream) -> Codec:
     return codec
 
 
-# Demuxers return the position of the packet's own header; the longest in use, of Matroska's block groups, is smaller.
+# Bytes to search for a packet from the position that its demuxer returns, which is that of the packet's header. Even
+# the longest headers, of Matroska's block groups, are shorter.
 _HEADER_WINDOW: Final = 4096
 # MPEG-4's placeholder for a frame that an earlier packet contained: a picture header without a picture.
 _PLACEHOLDER_BYTES: Final = 8
@@ -206,12 +207,12 @@ class IndexedVideo:
     container: str
     notes: tuple[str, ...]
     digests: tuple[bytes, ...] = ()  # digests of its frames in display order
-    times: IntArray | None = None  # when each frame is shown, in ticks, int64 [N]; None if the container does not tell
+    times: IntArray | None = None  # when each frame is shown, in ticks, int64 [N]; None if the container has no times
     tick: Fraction = Fraction(1)  # seconds per tick
 
     @property
     def seconds(self) -> FloatArray:
-        """When each frame is shown, since the first one, float64 [N]; by the rate if the container does not tell."""
+        """Time of each frame in seconds after the first, float64 [N]; from the rate if the container has no times."""
         if self.times is None:
             return np.asarray(np.arange(self.info.num_frames) / float(self.info.fps))
         seconds: FloatArray = (self.times - self.times[0]) * self.tick.numerator / self.tick.denominator
@@ -220,9 +221,9 @@ class IndexedVideo:
 
 @dataclass(frozen=True, slots=True)
 class NumberedPackets:
-    """What each packet of a stream is and shows."""
+    """The flags of each packet of a stream, and the frame that it shows."""
 
-    flags: npt.NDArray[np.uint32]  # packetFlag of each packet, uint32 [P]; the first is KEY
+    flags: npt.NDArray[np.uint32]  # PacketFlag of each packet, uint32 [P]; the first packet is KEY
     frames: npt.NDArray[np.int64]  # frame that each packet shows, in display order, -1 for none; int64 [P]
     order: tuple[int, ...]
     whole: str
@@ -259,7 +260,7 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = TONE_MAP) -> IndexedV
 
 
 def usable_records(*columns: Any) -> npt.NDArray[np.void]:
-    """Return PACKET_DTYPE records [P] of columns, see `packet_records`, if a reader can use them."""
+    """Return PACKET_DTYPE records [P] of columns, see `packet_records`; SourceError if a reader cannot use them."""
     try:
         records = packet_records(*columns)
         PacketTable(records)
@@ -339,7 +340,11 @@ def _locate(data: bytes, played: Playback) -> list[int]:
 
 
 def found_at(read: Read, packet: bytes | memoryview, number: int, position: int | None, end: int) -> int:
-    """Return where in the file a packet is; after `end`, that of the one before, if its demuxer does not tell."""
+    """Return the offset of a packet in the file.
+
+    `packet`: its bytes. `number`: its number, for messages. `position`: where the demuxer found its header; None if the
+    demuxer does not say. Then it is searched from `end`, where the packet before it ends.
+    """
     start = end if position is None or position < 0 else position
     at = read(start, _HEADER_WINDOW + len(packet)).find(packet)
     if at < 0:
@@ -350,14 +355,14 @@ def found_at(read: Read, packet: bytes | memoryview, number: int, position: int 
 
 
 def _silent(played: Playback, flags: npt.NDArray[np.uint32]) -> Iterator[int]:
-    """Yield the packets that may decode to no frame."""
+    """Yield the numbers of the packets that may decode to no frame without being damaged."""
     leading = played.codec is Codec.HEVC
     for number, packet in enumerate(played.packets):
         placeholder = played.codec is Codec.MPEG4 and len(packet) <= _PLACEHOLDER_BYTES
         if flags[number] & PacketFlag.HIDDEN or played.discard[number] or placeholder:
             yield number
         elif leading and number:
-            # Leading pictures of the first key picture, whose references were cut off.
+            # Leading pictures of the first key picture: their references are missing, because the video was cut.
             leading = (packet[4] >> 1 & 63) in (8, 9) if len(packet) > 4 else False
             if leading:
                 yield number
@@ -372,7 +377,7 @@ def why_decode_whole(played: Playback, numbered: NumberedPackets) -> str:
     rng = np.random.default_rng(zlib.crc32(flags.tobytes() + frames.tobytes()))
     for start, stop in pairwise(keys):
         group = np.arange(start, stop)
-        # In each pass, random droppable packets are left out while others that may depend on them are kept.
+        # In each pass leave out random droppable packets, and keep others, which would show that they depend on them.
         kept = [group] if len(keys) > 2 else []
         if droppable[start:stop].any():
             kept += [
@@ -412,9 +417,10 @@ def decode_padded(context: VideoCodecContext, packets: Sequence[tuple[int, Any]]
 def clock(played: Playback, order: Sequence[int]) -> dict[int, int] | None:
     """Return the ticks at which packets show their frames; None if the container does not tell.
 
-    Presentation times if they increase, else decode times: AVI stores only those, and the n-th frame is shown at the
-    n-th of them. Where placeholders take ticks, because encoders are late by some frames, the last ticks are those of
-    the frames. `order`: the packets that decode to a frame, in display order.
+    These are presentation times if they increase, else decode times: AVI stores only decode times, and the n-th frame
+    is shown at the n-th of them. If an encoder wrote placeholders, packets without a frame, while it was some frames
+    behind, they take the first ticks, and the frames the last ones. `order`: the packets that decode to a frame, in
+    display order.
     """
     decoded = sorted(time for packet in order if (time := played.dts[packet]) is not None)
     for times in (_late_ticks(played, len(order)), [played.pts[packet] for packet in order], decoded):
@@ -425,7 +431,7 @@ def clock(played: Playback, order: Sequence[int]) -> dict[int, int] | None:
 
 
 def _late_ticks(played: Playback, count: int) -> Sequence[int]:
-    """Return the last `count` ticks of a clock whose first ones placeholders take; none unless those are even."""
+    """Return the last `count` ticks, if placeholders take the first ones; empty if the ticks are not evenly spaced."""
     pairs = zip(played.dts, played.discard, strict=True)
     ticks = sorted(time for time, is_hidden in pairs if time is not None and not is_hidden)
     late = ticks[-count:] if played.codec is Codec.MPEG4 and len(ticks) > count else []
@@ -460,7 +466,7 @@ def nearest_rate(measured: Fraction, nominal: Fraction) -> Fraction:
 
 
 def _differences(played: Playback, info: StreamInfo, frame: VideoFrame) -> Iterator[str]:
-    """Yield why a stream does not conform to what fastvid's profiles write."""
+    """Yield notes for the ledger on how a stream differs from what fastvid's profiles write."""
     if frame.width % 16 or frame.height % 16:
         yield "size"
     if frame.format.name not in ("yuv420p", "yuvj420p"):

@@ -75,10 +75,10 @@ NOTES: dict[str, str] = {
     "duplicate": "the same bytes as another source; --drop-duplicates hides them",
     "salvaged": "the longest run without damage was kept",
 }
-"""What the warnings of the ledger mean that do not say it themselves, by their first words."""
+"""What warnings of the ledger mean, by their first words; a warning that is not listed explains itself."""
 
 
 def explain_note(note: str) -> str:
-    """Return a warning of the ledger with what it means."""
+    """Return a warning of the ledger, followed by its meaning in parentheses if it has one in NOTES."""
     name = next((name for name in NOTES if re.match(rf"{name}(-|: |$)", note)), None)
     return note if name is None else f"{note} ({NOTES[name]})"

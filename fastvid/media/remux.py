@@ -27,7 +27,7 @@ from fastvid.media.ffmpeg import Limits
 from fastvid.media.prove import NumberedPackets, Playback, clock, described, number_packets, play, why_decode_whole
 from fastvid.media.reasons import Reason
 
-# Codecs whose packets all show a frame; one without a frame is a placeholder or lacks its references.
+# Codecs in which every packet shows a frame. A packet that decodes to none is a placeholder or lacks its references.
 _NEVER_SILENT: Final = frozenset({Codec.H264, Codec.HEVC, Codec.MPEG4})
 # Ticks between two displayed packets, to leave times for hidden packets.
 _ROOM: Final = 8
@@ -36,9 +36,9 @@ _MOVIE_TICKS: Final = 90_000
 
 
 class Remuxer:
-    """Writes MP4s of the packets of a source, `data`.
+    """Writes MP4s with the packets of a source.
 
-    `played`: its packets and frames. `shown`: what a player makes of them.
+    `data`: bytes of the source. Attributes: `played`, its packets and frames; `shown`, how a player shows them.
     """
 
     def __init__(self, data: bytes, container: str, limits: Limits, hdr: str) -> None:
@@ -82,7 +82,7 @@ class Remuxer:
         return mp4
 
     def _times(self, packets: Sequence[int]) -> list[int]:
-        """Return the ticks of packets in decode order; one without a frame directly precedes the next."""
+        """Return the tick of each packet, in decode order; a packet without a frame is just before the next packet."""
         times: list[int] = []
         following = max((self._ticks[packet] for packet in packets if packet in self._ticks), default=0) + _ROOM
         for packet in reversed(packets):
@@ -149,7 +149,10 @@ def _clock(played: Playback, numbered: NumberedPackets) -> tuple[Fraction, dict[
 
 
 def decode_times(pts: Sequence[int]) -> list[int]:
-    """Return increasing decode times for presentation times in decode order, in ticks, none later than its packet's."""
+    """Return increasing decode times in ticks, none later than the packet's presentation time.
+
+    `pts`: presentation times of the packets in ticks, in decode order.
+    """
     times = sorted(pts)
     for place in range(1, len(times)):
         times[place] = max(times[place], times[place - 1] + 1)
@@ -158,7 +161,7 @@ def decode_times(pts: Sequence[int]) -> list[int]:
 
 
 def _end_edit(data: bytes, seconds: Fraction) -> bytes:
-    """Return the MP4 with its edit, which includes the last packet, shortened to end before `seconds`."""
+    """Return the MP4 with its edit list shortened to end before `seconds`; the muxer's includes the last packet."""
     mp4 = bytearray(data)
     at = data.find(b"elst")
     if at < 0 or data[at + 4] != 0:

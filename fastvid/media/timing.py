@@ -1,6 +1,6 @@
-"""What a source's packets and boxes tell before it is encoded: its frame rate and where it may be cut.
+"""Determines from a source's packets, before it is encoded, its frame rate and where decoding can begin.
 
-The constant rate to write it at is chosen from the timestamps of its packets. Shards contain constant frame rates only.
+Profiles write constant frame rates only. The rate is chosen from the timestamps of the packets.
 The first of these cases that applies decides:
 
 - *constant*: every frame is within half a step of a regular grid. Frames keep their number and order, one to one; their
@@ -12,9 +12,9 @@ The first of these cases that applies decides:
 
 Rates above 60 are divided by the smallest integer that makes them 60 or less.
 
-`RandomAccess` finds the packets at which decoding can begin as if everything before them had been decoded. A
-container's key flag does not promise that: it also marks open groups of pictures and recovery points. What promises it
-is the packet's own header. At an IDR picture (H.264, H.265) or a key frame of VP9 a decoder discards all references and
+`RandomAccess` finds the packets at which decoding can begin with the same result as from the start. A container's key
+flag does not guarantee that: it also marks open groups of pictures and recovery points. The packet's own header
+does. At an IDR picture (H.264, H.265) or a key frame of VP9 a decoder discards all references and
 derived state, so the frames from there on depend only on packets from there on and on the parameter sets. So the
 parameter sets must not change inside the stream, and every packet that the container marks must be such a picture.
 """
@@ -60,7 +60,7 @@ _FALLBACK: Final = Fraction(25)  # FFmpeg's assumption for raw streams
 # Ignore higher nominal rates: Matroska and FLV count milliseconds, for which FFmpeg reports a rate of 1000. The rate of
 # a faster camera is measured.
 _MOST_CLAIMED: Final = 300
-# Part of the frames that may have the time of the one before; more are a broken clock.
+# Fraction of the frames that may have the same time as the frame before; more mean a broken clock.
 _MOST_EQUAL: Final = 0.1
 _MOST_ADDED: Final = 2  # maximum ratio of frames after filling holes to frames before
 # A pause longer than both limits means a broken clock; FFmpeg's own limit for a jump is 10 s.
@@ -117,7 +117,10 @@ def choose_timing(
 def _grid(
     times: np.ndarray[tuple[int], np.dtype[np.int64]], time_base: Fraction, rate: Fraction
 ) -> tuple[Fraction, np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Return the rate of the coarsest grid of `rate` that separates the frames, and their grid points."""
+    """Return the rate of the coarsest regular grid on which the frames stay distinct, and the grid point of each.
+
+    `times`: in ticks. `time_base`: seconds per tick. `rate`: of the finest grid, which the returned rate divides.
+    """
     per_tick = float(time_base * rate)
     index = np.rint((times - times[0]) * per_tick).astype(np.int64)
     # Divide by the common stride: a nominal rate may count milliseconds (1000 per second) or fields (twice the rate).
@@ -154,7 +157,7 @@ def _snap(rate: Fraction) -> Fraction:
 
 
 def clip_frames(seconds: FloatArray, nominal: float, start: float | None, end: float | None) -> tuple[int, int]:
-    """Return the frames of a clip of a source, see `clip_range`; a SourceError if there are none."""
+    """Return the frames of a clip of a source, see `clip_range`; raise a SourceError if there are none."""
     first, stop = clip_range(seconds, nominal, start, end)
     if first >= stop:
         clip = f"{start or 0:g} s to {'the end' if end is None else f'{end:g} s'}"
@@ -221,7 +224,7 @@ class RandomAccess:
         return np.asarray(self._keys, np.int64)
 
     def _is_clean(self, data: Bytes) -> bool:
-        """Return whether a packet is a picture that discards everything before it; note changed parameter sets."""
+        """Return whether decoding can begin at a packet; raise FormatError if parameter sets change in the stream."""
         if self._codec is Codec.VP9:
             return begins_with_vp9_key(data)
         assert self._codec is not None

@@ -1,6 +1,6 @@
-"""Videos in place: lists and indexes them where they are, and indexes again those that changed or were moved.
+"""Videos in place: lists and indexes video files where they are, and indexes again those that changed or were moved.
 
-Nothing of a video is copied or encoded.
+No video is copied or encoded.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ANY_BYTES = 2**62
 
 
 class IndexFiles(SourceWork):
-    """Indexes sources in place, in shards that are lists of files. `seed`: seed of the order of samples in them."""
+    """Indexes sources in place; a shard is a list of files. `seed`: seed of the order of samples in the shards."""
 
     suffix = IN_PLACE_SUFFIXES[0]
 
@@ -117,7 +117,8 @@ class IndexFiles(SourceWork):
         return write_in_place(self.storage, self.stems[shard], indexed, files, self.streams) if made else None
 
 
-# Added to the revision in names of shards, which `fastvid compact` uses as it is.
+# Added to the revision in names of new shards, so that they differ from those of `fastvid compact`, which uses the
+# revision alone.
 _NAMES: Final = 1_000_000
 _PROBE: Final = "index-again.tmp"
 
@@ -140,8 +141,8 @@ def reindex(
 ) -> Reindexed:
     """Index videos in place again, and commit a generation with their new versions, numbers of frames and sizes.
 
-    Keys, labels and other annotations are kept. Without arguments, the shards that list a changed file are indexed, and
-    those of fastvid 0.2, which do not say how pictures are turned and when they are shown.
+    Keys, labels and other annotations are kept. Without arguments, those shards are indexed that list a changed file,
+    or that fastvid 0.2 wrote, because it did not store how pictures are rotated and when they are shown.
     """
     storage = open_storage(url)
     _, generation = read_generation(storage)
@@ -187,7 +188,7 @@ def reindex(
 
 
 def _check_writable(storage: Storage) -> None:
-    """Raise a StorageError before anything is indexed, not after it."""
+    """Raise a StorageError if the dataset's folder cannot be written; called before the slow indexing."""
     try:
         storage.write(_PROBE, b"")
         storage.delete(_PROBE)
@@ -200,7 +201,7 @@ def _check_writable(storage: Storage) -> None:
 
 
 def _changed(shard: Shard, place: Root) -> int:
-    """Return how many files of a shard are not the version that was indexed."""
+    """Return how many files of a shard changed since they were indexed. `place`: the folder where they are."""
     versions = {}
     for row in range(shard.num_samples):
         for stream in shard.streams[: shard.num_streams]:
@@ -227,7 +228,7 @@ def _sources(storage: Storage, generation: Generation, record: ShardRecord, shar
     rows = table.slice(start, record.samples).to_pylist()
     names = [Source(decode_name(row["source_id"]), "", key=row["key"]) for row in rows]
     found = [listed_source(row, one, shard, at, place) for at, (row, one) in enumerate(zip(rows, names, strict=True))]
-    return [replace(source, size=0, tag=None) for source in found]  # the file may be another by now
+    return [replace(source, size=0, tag=None) for source in found]  # accept the file even if it changed
 
 
 def _index(
@@ -236,7 +237,7 @@ def _index(
     work: Sequence[Sequence[Source]],
     workers: int | None,
 ) -> list[Part]:
-    # They were accepted before; fastvid 0.2 delivered high dynamic range as it is.
+    # Keep high dynamic range: these videos were accepted before, by fastvid 0.2 always with their values as they are.
     settings = index_settings(None, records[0].profile.get("proof", Proof.SAMPLE), hdr=KEEP)
     found = SourceList(tuple(source for sources in work for source in sources), (), {})
     files = IndexFiles(scratch, found, settings, samples_per_shard=1, shards=work)
@@ -253,7 +254,7 @@ def _index(
 
 
 def _with_facts(table: pa.Table, samples: Mapping[str, PackedSample]) -> pa.Table:
-    """Return annotations with the facts of samples that were indexed again."""
+    """Return annotations with the new facts (frames, rate, size, duration) of samples that were indexed again."""
     facts = {
         key: fact_columns(sample.num_frames, Fraction(sample.fps), sample.width, sample.height)
         for key, sample in samples.items()
@@ -310,6 +311,6 @@ def _waiting_workers(sources: Sequence[Source]) -> int | None:
     """Return how many workers index files: more than cores if they are remote; None for the usual number."""
     if not any(is_remote(source.path) for source in sources):
         return None
-    # Of a remote file a worker waits for five answers or more, one after another; each worker takes about 100 MB.
+    # For a remote file a worker waits for five or more responses, one after another. Each worker takes about 100 MB.
     cores = available_cores()
     return cores + min(3 * cores, 32)

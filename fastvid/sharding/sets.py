@@ -1,11 +1,12 @@
-"""Divides samples, into the splits of a dataset or as a subset that becomes one, and merges datasets, without encoding.
+"""Divides the samples of a dataset into splits, makes subsets, and merges datasets, without encoding.
 
-No group of samples is divided, classes keep their proportions, and the order of samples does not matter. Groups are
-visited stratum by stratum, inside a stratum in the order of a keyed hash of their names, and each goes to the side that
-lacks most of what its share of the samples so far would be. Therefore, with k sides and a largest group of G samples,
-every stratum has in every side its share of samples to within (k - 1) * G, and so has the whole: each running count is
-between -(1 - 1/k) * G and (k - 1) * (1 - 1/k) * G below its share, and a stratum is the difference of two of them.
-
+Dividing assigns each group of samples to a side, which is a split, or the inside or outside of a subset. No group is
+divided, classes keep their proportions, and the order of samples does not matter. A stratum consists of the groups with
+the same value, such as a class. Groups are assigned stratum by stratum, inside a stratum in the order of a keyed hash
+of their names, each to the side that so far lacks most samples compared with its share. Therefore, with k sides and a
+largest group of G samples, each side has its share of every stratum, and of the whole, to within (k - 1) * G samples:
+after each group, a side has between -(1 - 1/k) * G and (k - 1) * (1 - 1/k) * G samples too few, and a stratum is the
+difference of two such counts.
 A merge links or copies shards, and unites classes by name.
 """
 
@@ -41,11 +42,11 @@ from fastvid.storage import Storage, open_storage
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Samples that stay together."""
+    """Samples that must be on the same side of a division."""
 
     name: str
     size: int  # number of its samples
-    stratum: str = ""  # what its samples have in common with other groups, such as their class
+    stratum: str = ""  # value that keeps its proportions, such as the class of the samples
 
 
 def group_names(table: pa.Table, by: str) -> list[str]:
@@ -55,7 +56,7 @@ def group_names(table: pa.Table, by: str) -> list[str]:
     own = table["source_id" if by == "parent" else "key"].to_pylist()
     if by not in names:
         return [str(name) for name in own]
-    # The kinds of names differ by a letter, so that a value cannot be taken for a key.
+    # Prepend "=" to values: a sample without a value is a group named by its key, and must not be mixed up with one.
     mark = "" if by in ("parent", "key") else "="
     return [
         str(name) if value is None else f"{mark}{value}" for value, name in zip(table[by].to_pylist(), own, strict=True)
@@ -69,7 +70,7 @@ def _check_column(table: pa.Table, name: str | None, use: str) -> None:
 
 
 def make_groups(table: pa.Table, by: str, stratify: str | None) -> tuple[list[str], list[Group]]:
-    """Return the name of each sample's group, and the groups. The stratum of one is that of most of its samples."""
+    """Return the name of each sample's group, and the groups. A group's stratum is the most frequent of its samples."""
     names = group_names(table, by)
     _check_column(table, stratify, "stratify")
     strata = [None] * len(names) if stratify is None else table[stratify].to_pylist()
@@ -85,9 +86,9 @@ def make_groups(table: pa.Table, by: str, stratify: str | None) -> tuple[list[st
 def divide(
     groups: Sequence[Group], shares: Sequence[float], *, seed: int = 0, placed: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """Return the side of each group, by name.
+    """Return the number of the side of each group, by the group's name.
 
-    `shares`: share of the samples of each side; their sum is one.
+    `shares`: share of the samples of each side; their sum is one. `placed`: groups that keep their side.
     """
     placed = placed or {}
     sides: dict[str, int] = {}
@@ -212,18 +213,16 @@ def _checked(shares: Sequence[float], names: Sequence[str], column: str) -> tupl
     found = tuple(names) or _NAMES.get(len(shares), ())
     if len(set(found)) != len(shares) or not all(found):
         raise UsageError(
-            f"{things(len(shares), 'split')} asked for, but the names are {','.join(found) or 'none'}",
+            f"there are {things(len(shares), 'share')}, but the names are {','.join(found) or 'none'}",
             hint="give one distinct name for each share with --names",
         )
     if not column.startswith("split"):
-        raise UsageError(
-            f"{column!r} is no name of a split column", hint="begin it with 'split', such as split2, to open it by"
-        )
+        raise UsageError(f"{column!r} is no name of a split column", hint="begin it with 'split', such as split2")
     return found
 
 
 def _placed(groups: Sequence[str], values: Sequence[Any], names: Sequence[str], column: str) -> dict[str, int]:
-    """Return the sides of groups that have a split."""
+    """Return the sides of groups that already have a split; raise UsageError if a group is in two splits."""
     other = sorted({str(value) for value in values if value is not None and value not in names})
     if other:
         raise UsageError(
@@ -371,25 +370,25 @@ def _per_class(table: pa.Table, rows: IntArray, selection: Selection) -> IntArra
     for row, key, label in zip(rows.tolist(), table["key"].to_pylist(), table["label"].to_pylist(), strict=True):
         rank = hashlib.blake2b(f"fastvid-subset-1:{selection.seed}:{key}".encode(), digest_size=8).digest()
         by_label.setdefault(label, []).append((rank, row))
-    by_label.pop(None, None)  # samples without a label are of no class
+    by_label.pop(None, None)  # leave out samples without a label
     return np.array(
         [row for found in by_label.values() for _, row in sorted(found)[: selection.per_class]], dtype=np.int64
     )
 
 
 class _Part:
-    """One of the datasets. `prefix`: of its keys and the names of its sources in the new one."""
+    """One of the datasets to merge. `prefix`: prepended to its keys and the names of its sources."""
 
     def __init__(self, url: str | os.PathLike[str], prefix: str) -> None:
         self.storage, self.prefix = open_storage(url), prefix and f"{prefix}/"
         self.dataset_id, self.generation = read_generation(self.storage)
 
     def take(self, numbers: Mapping[str, int]) -> None:
-        """Take the samples and their ledger rows as the new dataset has them; `numbers`: of its classes."""
+        """Prepare the samples and ledger rows for the new dataset. `numbers`: index of each class there, by name."""
         storage, generation = self.storage, self.generation
         labels = {old: numbers[name] for old, name in enumerate(generation.classes) if numbers[name] != old}
         renaming, every = Renaming(self.prefix, labels), read_annotations(storage, generation)
-        # Hidden samples of another tool's tar stay where they are.
+        # Keep hidden samples in tars of other tools, which are not rewritten.
         foreign = [shard.profile.get("name") == FOREIGN for shard in generation.shards]
         keep = ~every["removed"].to_numpy() | np.repeat(foreign, [shard.samples for shard in generation.shards])
         self.pieces = pieces_of(storage, generation, keep, renaming)
@@ -464,7 +463,7 @@ def _renamed(table: pa.Table, renaming: Renaming) -> pa.Table:
 
 
 def _ledger(parts: Sequence[_Part]) -> dict[str, Row]:
-    """Return one row for each source; of two rows for one name, that of a packed source."""
+    """Return one ledger row for each source; if a name has two rows, that of a packed source."""
     rows: dict[str, Row] = {}
     for row in (row for part in parts for row in part.ledger):
         before = rows.get(row["source_id"])
@@ -490,7 +489,8 @@ def _check_names(parts: Sequence[_Part]) -> None:
             )
 
 
-# What all datasets must have in common: how to say that two differ, what is compared, and what to do.
+# Properties that datasets must share to be merged: the error message, the function that returns what is compared, and
+# the hint.
 _COMMON: Final[Sequence[tuple[str, Callable[[Generation], Any], str]]] = (
     (
         "{} has the streams {}, {} has {}",

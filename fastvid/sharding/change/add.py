@@ -1,9 +1,9 @@
 """Adds sources to a dataset: encodes them into new shards and commits a generation with the old and the new shards.
 
-The new sources are encoded as a separate job inside the folder of the ledger's parts, so it can be resumed like any
-other, and every other command sees that a job is unfinished. Then its shards are copied next to the old ones, a
-generation is committed, and the ledger is extended. Every step is idempotent: a copy with the right checksum is reused,
-a generation that contains the samples is not committed twice, and ledger rows replace themselves.
+The new sources are encoded by a separate job, in a folder inside that of the ledger's parts. So the job can be resumed
+like any other, and every other command sees that it is unfinished. Then its shards are copied next to the old ones, a
+generation is committed, and the ledger is extended. Every step can be repeated: a copy with the right checksum is
+reused, a generation with the samples is not committed twice, and a ledger row replaces that of the same source.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from fastvid.storage.urls import copy_file, sha256_of
 
 
 def known_sources(storage: Storage, generation: Generation) -> dict[str, Row]:
-    """Return what the ledger says of every source, by name. A dataset without a ledger gets one, of its annotations."""
+    """Return the ledger's row of every source, by name. If there is no ledger, write one from the annotations first."""
     if not storage.exists(schema.LEDGER):
         ledger.write_ledger(storage, ledger.ledger_rows(storage, generation), {})
     names = ["source_id", "path", "status", "bytes_in", "source_sha256", "source_tag", "key", "reason", "seconds"]
@@ -77,7 +77,7 @@ def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> tup
     before = [row for row in ledger.read_ledger(storage)[0].to_pylist() if row["source_id"] not in known]
     table = read_annotations(storage, generation)
     present, shown = set(table["key"].to_pylist()), table.filter(pc.invert(table["removed"]))
-    # Samples of an earlier version of a file, also if the file is rejected now.
+    # Hide samples of an earlier version of a file, also if the new version was rejected.
     ids, own = {encode_name(source.id) for source in work.found.sources}, {sample.key for sample in samples}
     keys = zip(shown["source_id"].to_pylist(), shown["key"].to_pylist(), strict=True)
     if any(key not in present for key in own) or any(name in ids and key not in own for name, key in keys):
@@ -86,7 +86,8 @@ def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> tup
         note = f"add {things(len(samples), 'sample')} of {things(len({s.source_id for s in samples}), 'source')}"
 
         def edit(old: Generation, table: pa.Table) -> tuple[Generation, pa.Table]:
-            # Read again for every attempt: a takedown blocks a source before it hides the samples that it finds.
+            # Read the block list again for every attempt to commit: a takedown first blocks a source, then hides its
+            # samples, and does not know those that are added here.
             _, hidden = ledger.settle_rows(
                 new, ledger.read_blocked(storage), before=before, drop_duplicates=work.drop_duplicates
             )
@@ -102,7 +103,7 @@ def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> tup
 
 
 def _copy_all(storage: Storage, work: ShardWork, parts: Sequence[Part], generation: Generation) -> list[ShardRecord]:
-    """Copy shards beside the old ones, under the next numbers; a copy that an interrupted run left is used."""
+    """Copy shards next to the old ones, under the next numbers; reuse copies of an interrupted run."""
     numbers = [int(found[1]) for shard in generation.shards if (found := re.match(r"data-(\d+)", shard.name))]
     number = max(numbers, default=-1) + 1
     records: list[ShardRecord] = []
@@ -123,7 +124,7 @@ def _copy_all(storage: Storage, work: ShardWork, parts: Sequence[Part], generati
 
 
 def _extras(old: Generation, records: Sequence[ShardRecord], found: SourceList) -> Mapping[str, Any]:
-    """Return the extras of a generation with new shards, whose videos in place may be below another folder."""
+    """Return the extras of a generation with new shards; the root of videos in place becomes one that includes all."""
     paths = [source.path for source in found.sources if source.problem is None]
     if not paths or not any(record.is_in_place for record in records):
         return old.extras
@@ -132,10 +133,10 @@ def _extras(old: Generation, records: Sequence[ShardRecord], found: SourceList) 
 
 
 def number_labels(old: Generation, found: SourceList) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Return the classes of a generation with those of new sources, and the number of each label of the sources."""
+    """Return the class names of a generation and of new sources, and the class index of each label of the sources."""
     keys = {name: source.key for source in reversed(found.sources) for name in source.class_names}
     ordered = found.classes
-    # Labels that are all numbers are indices into the dataset's classes rather than names.
+    # If all labels are numbers, they are indices into the dataset's classes, not names of new ones.
     classes = ClassNames(old.classes, ordered, grow=not all(name.isdecimal() for name in ordered))
     labels = {name: label for name in ordered if (label := classes.index(name, keys.get(name, ""))) is not None}
     return tuple(classes.names), labels
@@ -182,7 +183,7 @@ def _extend_ledger(storage: Storage, work: ShardWork, parts: Sequence[Part], gen
 
 _LOG = logging.getLogger(__name__)
 _FOLDER: Final = f"{schema.LEDGER_PARTS}/add"
-# Leave space for the suffix "/0000" of a segment.
+# Maximum size of a source's key: leaves space for the suffix "/0000" of a segment.
 _KEY_BYTES: Final = schema.MAX_KEY_BYTES - 5
 _HASH_DIGITS: Final = 8
 
@@ -195,8 +196,8 @@ class Added:
     generation: int
     known: int
     changed: Sequence[str] = ()  # names of known files that have another size, ETag or content now
-    gone: Sequence[str] = ()  # names of the videos and clips that left the list, for `sync`
-    new: int = 0  # number of sources to encode, with those that changed; of a dry run
+    gone: Sequence[str] = ()  # names of the videos and clips that are no longer listed, for `sync`
+    new: int = 0  # number of sources that a dry run would encode, including those that changed
 
 
 def add_sources(
@@ -275,7 +276,7 @@ def add_sources(
         nonlocal number
         generation = read_generation(storage)[1]
         settings = settings_of(generation)
-        # While other parts run, what has no ledger row yet may be theirs.
+        # Not for a part: what is in the folder may belong to other parts that have not written ledger rows yet.
         if chosen.mine is None and _is_merged(storage, scratch, generation):
             _delete_shards(scratch)
             Staging(scratch).end()
@@ -312,7 +313,11 @@ def add_sources(
 
 
 def _left(known: Mapping[str, Row], every: SourceList, shown: Collection[str], roots: Sequence[str]) -> list[str]:
-    """Return the names of known sources that are not in a list: clips of its videos, and videos below its roots."""
+    """Return the names of known sources that a new listing lacks.
+
+    These are clips of listed videos, and videos below `roots`. `known`: ledger rows by source. `every`: the listing.
+    `shown`: names of sources with visible samples.
+    """
     listed = {encode_name(source.id) for source in every.sources}
     paths = {encode_name(public_path(source.path)) for source in every.sources}
     videos = set(map(ledger.whole_name, listed))
@@ -327,17 +332,17 @@ def _left(known: Mapping[str, Row], every: SourceList, shown: Collection[str], r
 
 
 def _check_share(gone: Collection[str], shown: Collection[str]) -> None:
-    """Refuse to remove most of the videos of a dataset: it is more often a wrong list than a wish."""
+    """Refuse to remove most of the videos of a dataset, because the list is more likely to be wrong."""
     videos, left = (set(map(ledger.whole_name, names)) for names in (shown, set(shown).difference(gone)))
     if 2 * len(left) < len(videos):
         raise UsageError(
             f"{len(videos) - len(left)} of {things(len(videos), 'video')} of the dataset left the list",
-            hint="see which with --dry-run --remove-most; if they should go, say --remove-most",
+            hint="list them with --dry-run --remove-most; to remove them, use --remove-most alone",
         )
 
 
 def _remove_left(storage: Storage, names: Sequence[str]) -> int:
-    """Remove the samples of sources, and forget the sources; return the number of the generation."""
+    """Hide the samples of sources and delete their ledger rows; return the number of the new generation."""
     note, gone = f"remove {things(len(names), 'source')} that left the list", set(names)
     made = change(storage, lambda old, table: (replace(old, note=note), hide_sources(table, names)))
     ledger.edit_ledger(storage, lambda rows: [row for row in rows if row["source_id"] not in gone])
@@ -347,10 +352,10 @@ def _remove_left(storage: Storage, names: Sequence[str]) -> int:
 def _changed(
     known: Mapping[str, Row], every: SourceList, shown: Collection[str], *, is_encoded: bool
 ) -> tuple[list[str], dict[str, Row]]:
-    """Return the names of sources whose file is not what the ledger says, unless their samples were all removed.
+    """Return the names of sources whose file changed, and corrected ledger rows of files that only seemed to change.
 
-    Local files of the same size and another time of change are hashed, unless the dataset has them in place: those with
-    the same bytes are returned with what the ledger should say of them.
+    Sources whose samples were all removed are skipped. A local file of the same size with another modification time is
+    hashed, except in datasets in place; if its bytes are the same, its ledger row gets the new time.
     """
     names, touched, digests = list[str](), dict[str, Row](), dict[str, str]()
     for source in every.sources:
@@ -386,7 +391,7 @@ def _settings(limits: Limits, bounds: Mapping[str, Any], generation: Generation,
     if schema.SIGNALS in generation.extras or not {schema.PICTURES, schema.FLOW}.issuperset(generation.streams):
         raise UsageError(
             "single videos cannot be added to a dataset with cameras or signals",
-            hint="make a dataset of the new episodes, then one of both with `fastvid merge`",
+            hint="make a dataset of the new episodes, and join the two datasets with `fastvid merge`",
         )
     if shard.is_in_place:
         settings = index_settings(limits, shard.profile.get("proof", Proof.SAMPLE), hdr=shard.profile.get("hdr"))
@@ -401,7 +406,7 @@ def _settings(limits: Limits, bounds: Mapping[str, Any], generation: Generation,
     build = profile.completed(build)
     if not profile.runs_on(build):
         raise MissingDependency(f"{build.path} has no encoder {profile.encoder!r}", hint="name one in FASTVID_FFMPEG")
-    # A shard of copies that was restored from its tar names no build.
+    # The record of a shard with copied videos that was restored from its tar contains no build.
     before = shard.encoder or (build.identity() if profile.copies else {})
     changed = next(differences(before, build.identity()), None)
     if changed is not None and not changes:
@@ -416,14 +421,15 @@ def _settings(limits: Limits, bounds: Mapping[str, Any], generation: Generation,
 
 
 def _is_merged(storage: Storage, scratch: Storage, generation: Generation) -> bool:
-    """Return whether everything in the scratch folder is in the dataset, as after a kill during cleanup."""
+    """Return whether all work in the scratch folder is already in the dataset, as after a kill during cleanup."""
     names = scratch.list(f"{schema.LEDGER_PARTS}/")
     if any(name.startswith(f"{schema.LEDGER_PARTS}/staging/") for name in names):
         return False
     stems = [PurePosixPath(name).stem for name in names if name.endswith(".parquet")]
     rows = [row for stem in stems for row in ledger.read_part(scratch, stem).rows]
     known = known_sources(storage, generation) if rows else {}
-    # The encoding time of a source distinguishes this attempt from an earlier one. A blocked source leaves no row.
+    # Equal encoding times, in seconds, mean that the ledger's row is of this attempt, not of an earlier one. A blocked
+    # source has no row with its name.
     blocked = ledger.read_blocked(storage)
     named = [row for row in rows if not ledger.is_nameless(row) and row["source_sha256"] not in blocked]
     return all(row["source_id"] in known and known[row["source_id"]]["seconds"] == row["seconds"] for row in named)
@@ -472,11 +478,14 @@ def _new_sources(
 def _free_keys(
     storage: Storage, generation: Generation, sources: Sequence[Source], known: Mapping[str, Row]
 ) -> tuple[Source, ...]:
-    """Change the keys of sources whose key is or was in use, or conflicts with a folder of such a key."""
+    """Return the sources with free keys: no key that is or was in use, and no key that is a folder of such a key.
+
+    A key that is not free gets a hash of the source's id as its end.
+    """
     table = read_annotations(storage, generation)
     new = {encode_name(source.id) for source in sources}
     rows = zip(*(table[name].to_pylist() for name in ("key", "source_id", "removed")), strict=True)
-    # An interrupted addition may have committed these sources already.
+    # Not the keys of the new sources themselves, which an interrupted addition may have committed already.
     taken = {key for key, name, removed in rows if name not in new or name in known or removed}
     taken |= {row["key"] for row in known.values() if row["key"] is not None}
     folders = {folder for key in taken for folder in _folders(key)}

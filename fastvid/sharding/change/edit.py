@@ -38,7 +38,7 @@ class Removed:
     """The result of `remove_samples`."""
 
     generation: int
-    removed: int  # number of samples that it hides and the one before did not
+    removed: int  # number of samples that this generation hides and the one before did not
     already: int  # number of samples that were hidden already
 
 
@@ -68,7 +68,8 @@ def remove_samples(storage: Storage, keys: Sequence[str]) -> Removed:
 def hide_samples(storage: Storage, which: Callable[[Generation, pa.Table], Any], note: Callable[[int], str]) -> Removed:
     """Hide the samples for which `which` returns true in a new generation, unless all are hidden already.
 
-    `note`: of a number of samples, what the generation says of it.
+    `which`: returns one bool for each row of the annotations. `note`: returns the generation's note for a number of
+    hidden samples.
     """
     found = Removed(0, 0, 0)
 
@@ -155,7 +156,7 @@ class ClassNames:
     def __init__(self, names: Sequence[str], labels: Sequence[Any], *, grow: bool) -> None:
         self.names = list(names)
         self._known = {name: index for index, name in reversed(list(enumerate(names)))}
-        # Without class names, numbers are indices, unless some label is not a number: then all are names.
+        # In a dataset without class names, labels are indices if all of them are numbers, else names.
         self._plain = not names and all(label is None or str(label).isdecimal() for label in labels)
         self._grow = grow or not names
 
@@ -198,8 +199,7 @@ def _column(name: str, values: list[Any], kind: pa.DataType | None) -> pa.Array:
 
 
 def read_labels(place: str, columns: str | Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
-    """Return rows for `relabel_samples` from a table with the columns ``key`` and those to change.
-
+    """Return rows for `relabel_samples`, by key, from a table with a column ``key`` and the columns to change.
     An empty field of a CSV is None.
     """
     file, names = AnnotationFile(place), tables.Columns.parse(columns)
@@ -258,7 +258,7 @@ def match_annotations(
 
 
 def _names(source: str) -> list[str]:
-    """Return the names that match a source: its path and every suffix of it, with and without extension and clip."""
+    """Return the names that match a source: each tail of its path, with and without file extension and clip range."""
     names = []
     for name in dict.fromkeys((source, _whole(source))):
         path, clip = (name, "") if name == _whole(source) else (_whole(source), name[len(_whole(source)) :])

@@ -1,4 +1,4 @@
-"""Exports samples of a dataset, with the current annotations, as files that tools without fastvid train from."""
+"""Exports samples of a dataset, with their current annotations, as files for training with other tools."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _LOG = logging.getLogger(__name__)
 EXPORT_RECORD: Final = "export.json"
 """Name of the file that an export writes last: dataset, generation, and the size and samples of each tar or video."""
 
-_UNFINISHED: Final = "export-unfinished.json"  # what the export is of, until it is complete
+_UNFINISHED: Final = "export-unfinished.json"  # what the export is made from, until it is complete
 
 _LEROBOT: Final = "lerobot"
 
 LAYOUTS: Final = ("wds", "energon", "hf", _LEROBOT)
 """What `export_samples` can write."""
 
-_ENERGON: Final = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"  # samples as plain dicts, for cookers
+_ENERGON: Final = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"  # plain dicts, for Energon's "cookers"
 _FILE_NAME: Final = "file_name"  # column in which HF datasets expects the video's name
 _VIDEO: Final = "video"  # column that HF datasets adds
 _SPLIT: Final = "split"
@@ -115,7 +115,7 @@ def _end(
 
 
 def _check_cameras(source: Dataset, to: str) -> None:
-    """Refuse a layout that cannot contain the dataset or would lose cameras, and tell that signals are lost."""
+    """Raise UsageError for a layout that cannot contain the dataset or would lose cameras; warn if signals are lost."""
     if to == _LEROBOT:
         lerobot_record(source)
         return
@@ -123,7 +123,7 @@ def _check_cameras(source: Dataset, to: str) -> None:
         return
     if to == "hf" or any(shard.is_in_place for shard in source.generation.shards):
         raise UsageError(
-            f"a dataset with cameras or signals cannot be written as {to} from where it is, or as single videos",
+            f"a dataset with cameras or signals cannot be written as {to}, if it is in place or as single videos",
             file=source.storage.url,
             hint="use --to lerobot, or --to wds of a dataset that `fastvid shard lerobot:ROOT` made",
         )
@@ -132,7 +132,7 @@ def _check_cameras(source: Dataset, to: str) -> None:
 
 
 def _begin(target: Storage, record: bytes) -> None:
-    """Note which export the folder is for; one that was interrupted is written again, with the same bytes."""
+    """Record in the folder which export it is for; an interrupted one is written again, with the same bytes."""
     names = target.list()
     if names and not (_UNFINISHED in names and target.read(_UNFINISHED) == record):
         raise UsageError(
@@ -142,7 +142,7 @@ def _begin(target: Storage, record: bytes) -> None:
 
 
 def _write_tar(target: Storage, folder: str, number: int, samples: Iterator[Members]) -> dict[str, dict[str, Any]]:
-    """Write samples of one shard as a tar, of which the folder has so many; return the file."""
+    """Write samples of one shard as tar `number` of a folder; return its record by file name, empty without samples."""
     name = f"{folder}/{number:06d}.tar"
     with target.create(name) as file:
         digest = write_tar(file, samples)
@@ -150,10 +150,13 @@ def _write_tar(target: Storage, folder: str, number: int, samples: Iterator[Memb
 
 
 def _write_videos(target: Storage, folder: str, number: int, samples: Iterator[Members]) -> dict[str, dict[str, Any]]:
-    """Write samples as video files, numbered: HF datasets takes a word such as "test" in a path for a split."""
+    """Write samples as video files from `number` on; return their records by file name.
+
+    Names are numbers, not keys, because HF datasets takes a word such as "test" in a path for a split.
+    """
     files = {}
     for place, (_, members) in enumerate(samples, number):
-        # That of another tool's tar may be any, and its other videos have longer ones.
+        # In another tool's tar the video's suffix may be any; further videos of the sample have longer suffixes.
         videos = [suffix for suffix in members if f".{suffix.lower().rpartition('.')[2]}" in VIDEO_SUFFIXES]
         suffix = min(videos, key=lambda suffix: suffix.count("."))
         name = f"{folder}/{place:06d}.{suffix}"

@@ -55,7 +55,10 @@ def list_generations(storage: Storage) -> list[dict[str, Any]]:
 
 
 def _before(storage: Storage, oldest: int) -> Iterator[Generation]:
-    """Yield the generations that were kept when those between them and the oldest of the newest were deleted."""
+    """Yield kept generations with a number below `oldest`, newest first.
+
+    They cannot be found by following the chain of generations, because those between were deleted.
+    """
     try:
         names = storage.list(f"{GENERATIONS}/")
     except StorageError:  # a web server does not list files
@@ -103,8 +106,11 @@ def collect_garbage(storage: Storage, *, keep_generations: int = 1, keep: Collec
 
 
 def _deletion_order(name: str) -> tuple[int, str]:
-    """Return the sort key: annotations first, so that no generation with deleted shards can be opened; then records,
-    which reserve their numbers until the annotations are deleted; then shards."""
+    """Return the sort key of a file to delete: annotations first, then records of generations, then shards.
+
+    Without its annotations a generation cannot be opened, so none with deleted shards can. A record reserves the
+    generation's number, so it must outlive the annotations.
+    """
     return (0 if _ANNOTATIONS.fullmatch(name) else 1 if _GENERATION.fullmatch(name) else 2), name
 
 
@@ -131,6 +137,6 @@ def _find(storage: Storage, head: Head, keep_generations: int, keep: Collection[
 
 
 def sweep(storage: Storage) -> None:
-    """Delete what killed commands left half written; others may be writing."""
+    """Delete half-written files of killed commands, but not those of running ones."""
     if isinstance(storage, LocalStorage):
         storage.sweep_dead()

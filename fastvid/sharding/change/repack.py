@@ -1,12 +1,13 @@
-"""Writes shards of samples that exist: their members are packed again, and nothing is encoded.
+"""Writes shards from samples of existing shards: their members are packed again, and nothing is encoded.
 
-Subsets, merges and compacted shards are plans of pieces: which samples of which shards, and what changes in them.
+A shard to write is given as pieces: which samples of which old shards, and what changes in them (`Renaming`). Subsets,
+merges and compacted shards are made this way.
 
 `compact_shards` rewrites shards without their removed samples. The new shards lie next to the old ones, and a
 generation with them is committed; the old ones stay for jobs that have pinned an older generation, until
 `fastvid.sharding.change.history.collect_garbage` deletes them.
 
-`make_dataset` makes a new dataset of samples that exist: shards are linked or copied, or packed again. A killed run
+`make_dataset` makes a new dataset from such pieces: shards are linked, copied, or packed again. A killed run
 resumes: its folder records what it makes and which shards are finished, and the commit record is the last thing
 written, so half a dataset cannot be opened.
 """
@@ -59,7 +60,7 @@ Members = tuple[str, Mapping[str, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Renaming:
-    """What changes in the members of a dataset's samples."""
+    """What changes in samples when they are packed again: a prefix of names, and the numbers of labels."""
 
     prefix: str = ""
     labels: Mapping[int, int] = field(default_factory=dict)
@@ -68,7 +69,7 @@ class Renaming:
         return bool(self.prefix or self.labels)
 
     def apply(self, key: str, members: Mapping[str, bytes]) -> Members:
-        """Return key and members of a sample as the new dataset has them."""
+        """Return key and members of a sample after the changes."""
         made = dict(members)
         if "json" in made:
             record = self.changed(json.loads(made["json"]))
@@ -81,7 +82,7 @@ class Renaming:
         return f"{self.prefix}{key}", made
 
     def changed(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the facts of a sample, or a row, as the new dataset has them."""
+        """Return a sample's facts, or its row of annotations, after the changes."""
         names = {name: facts[name] for name in ("key", "source_id", "parent") if isinstance(facts.get(name), str)}
         label = facts.get("label")
         labels = {"label": self.labels.get(label, label)} if type(label) is int else {}
@@ -94,7 +95,7 @@ class Piece:
 
     storage: Storage
     generation: Generation
-    number: int  # of the shard
+    number: int  # number of the shard in the generation
     keep: npt.NDArray[np.bool_]  # whether each sample is taken, bool [samples]
     renaming: Renaming = field(default_factory=Renaming)
 
@@ -110,7 +111,7 @@ class Piece:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the new shard may be the old one."""
+        """Whether the piece is a whole shard without changes, so that the old file can be used."""
         return bool(self.keep.all()) and not self.renaming
 
     @property
@@ -119,7 +120,7 @@ class Piece:
         return sum(shard.samples for shard in self.generation.shards[: self.number])
 
     def rows(self, table: pa.Table) -> pa.Table:
-        """Return the annotations of the samples that are taken, of all annotations of the generation."""
+        """Return the annotations of the samples that are taken; `table`: all annotations of the generation."""
         return table.slice(self.start, self.shard.samples).filter(pa.array(self.keep))
 
     def signals(self) -> KeptSignals:
@@ -128,7 +129,7 @@ class Piece:
         return KeptSignals(self.storage, self.shard, frames.to_pylist(), self.keep)
 
     def listed(self) -> Iterator[ListedSample]:
-        """Yield the samples that are taken of a shard of videos in place."""
+        """Yield the samples that are taken from a shard of videos in place."""
         samples = listed_samples(open_shard(self.storage, self.generation, self.number))
         for sample, stays in zip(samples, self.keep.tolist(), strict=True):
             if stays:
@@ -136,7 +137,7 @@ class Piece:
                 yield sample.renamed(name, self.renaming.changed) if self.renaming else sample
 
     def packed(self, rows: Iterator[Mapping[str, Any]], classes: Sequence[str]) -> Iterator[Members]:
-        """Yield the samples that are taken of a tar, with the annotations in `rows`."""
+        """Yield key and members of the samples that are taken from a tar, with the annotations in `rows`."""
         view = map_checked(self.storage, self.shard)
         for key, members in kept_samples(view, self.keep, self.shard):
             name, renamed = self.renaming.apply(key, members)
@@ -149,17 +150,17 @@ class Piece:
 def pieces_of(
     storage: Storage, generation: Generation, keep: npt.NDArray[np.bool_], renaming: Renaming = Renaming()
 ) -> list[Piece]:
-    """Return the samples of a dataset for which `keep`, bool [N], is true, as a piece of each shard."""
+    """Return the samples of a dataset for which `keep`, bool [N], is true, as one piece for each shard."""
     starts = np.cumsum([shard.samples for shard in generation.shards])[:-1]
     masks = zip(range(len(generation.shards)), np.split(keep, starts), strict=False)
     return [Piece(storage, generation, number, mask, renaming) for number, mask in masks]
 
 
 def repack(storage: Storage, name: str, pieces: Sequence[Piece], made: Generation, rows: pa.Table) -> ShardRecord:
-    """Write a shard of the samples of some pieces, and return its record.
+    """Write a shard with the samples of some pieces, and return its record.
 
-    `made`: the generation that the shard is for; its number, streams, classes and extras are told in the tar. `rows`:
-    the annotations of the samples.
+    `made`: the generation that the shard is for; the tar contains its number, streams, classes and extras. `rows`: the
+    annotations of the samples.
     """
     first = pieces[0].shard
     if first.is_in_place:
@@ -244,7 +245,8 @@ def compact_shards(storage: Storage, *, annotations: bool = False) -> Compacted:
         _LOG.info("%d of %d shards", len(rewritten), len(todo))
         rewritten[shard.name] = None
         if piece.samples:
-            # Unique for each state of the dataset, by its revision; two runs from one state write equal bytes.
+            # The revision makes the name unique for each state of the dataset. Two runs from one state use the same
+            # name, but they write equal bytes.
             name = later_stem(shard.name, head.revision)
             _LOG.info("%s: keeping %d of %d samples, as %s", shard.name, piece.samples, shard.samples, name)
             shards.append(repack(storage, name, [piece], made, piece.rows(table)))
@@ -267,7 +269,7 @@ def _is_outdated(piece: Piece, table: pa.Table) -> bool:
 
 
 def _check_ours(pieces: Sequence[Piece]) -> None:
-    """Refuse to rewrite shards of other tools: their tars contain members that fastvid does not know."""
+    """Raise UsageError for shards that are tars of other tools: they contain members that fastvid does not know."""
     changed = (piece.shard for piece in pieces if not piece.is_whole)
     foreign = [shard.name for shard in changed if shard.profile.get("name") == FOREIGN]
     if foreign:
@@ -286,7 +288,7 @@ class Recipe:
     identity: Mapping[str, Any]
     shards: Sequence[Sequence[Piece]]
     table: pa.Table
-    ledger: Mapping[str, Row]  # its ledger rows by source, except for the names of shards
+    ledger: Mapping[str, Row]  # its ledger rows by source, still with the names of the old shards
     streams: tuple[str, ...]
     classes: tuple[str, ...]
     extras: Mapping[str, Any]
@@ -308,10 +310,10 @@ class Made:
 
 
 def arrange(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Join pieces into shards, in order. Whole shards stay as they are.
+    """Return the pieces of each new shard, in order: a whole shard alone, others joined.
 
-    A joined shard has at most as many samples and bytes, estimated from the mean size of samples, as the largest old
-    one.
+    A joined shard has at most as many samples as the largest old shard, and at most as many bytes, estimated by the
+    mean size of the samples.
     """
     samples, size = (max(getattr(piece.shard, name) for piece in pieces) for name in ("samples", "bytes"))
     shards: list[list[Piece]] = []
@@ -345,7 +347,7 @@ def arrange(pieces: Sequence[Piece]) -> list[list[Piece]]:
 
 
 class _Repack(ShardWork):
-    """Makes the shards of a recipe, of samples that exist, so that no source has to be processed."""
+    """Makes the shards of a recipe from samples of other datasets; so there are no sources to process."""
 
     def __init__(self, storage: Storage, recipe: Recipe) -> None:
         self.storage, self.found, self.identity = storage, SourceList((), recipe.classes, {}), recipe.identity
@@ -354,7 +356,7 @@ class _Repack(ShardWork):
         self._recipe = recipe
         counts = (sum(piece.samples for piece in pieces) for pieces in recipe.shards)
         self._first = list(accumulate(counts, initial=0))
-        # What is written here is later than shards that are linked.
+        # A larger number than in the linked tars: restoring from tars trusts the newest one.
         newest = max(read_generation(source)[1].number for source in recipe.sources)
         self._told = Generation(newest + 1, (), recipe.streams, recipe.classes, extras=recipe.extras)
 
@@ -387,7 +389,7 @@ def make_dataset(out: str, recipe: Recipe, command: str) -> Made:
         for part, pieces in zip(parts, recipe.shards, strict=True):
             assert part.digest is not None  # repacked shards are never empty
             records.append(replace(pieces[0].shard, name=part.stem, **asdict(part.digest), signals=part.signals))
-        # What one of the datasets refuses, the new one refuses too.
+        # Sources that one of the old datasets blocks are blocked in the new one too.
         blocked = block(storage, {digest for source in recipe.sources for digest in read_blocked(source)})
         stems = [record.name for record in records for _ in range(record.samples)]
         rows, hidden = settle_rows(_ledger(recipe, stems), blocked)
@@ -414,7 +416,7 @@ def _take_over(storage: Storage, stem: str, piece: Piece) -> ShardRecord:
 
 
 def _ledger(recipe: Recipe, stems: Sequence[str]) -> list[Row]:
-    """Return the ledger rows with the new shards; a packed source without a sample here has none."""
+    """Return the ledger rows with the names of the new shards, without packed sources that have no sample here."""
     keys, names = recipe.table["key"].to_pylist(), recipe.table["source_id"].to_pylist()
     frames, first = dict.fromkeys(names, 0), dict[str, tuple[str, str]]()
     for key, name, stem, number in zip(keys, names, stems, recipe.table["num_frames"].to_pylist(), strict=True):

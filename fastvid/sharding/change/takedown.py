@@ -1,16 +1,16 @@
 """Takes sources down: removes every sample of them and of equal files, refuses their return, and leaves a receipt.
 
-The steps: a receipt says what is removed, the SHA-256 of the sources go on the block list, which every job reads again
-when it commits, a generation hides their samples, also those that a job has added in the meantime, and their rows of
-the ledger lose all names. `compact_shards` and `collect_garbage` then delete the bytes. Each step leaves what is done
-already, so a takedown that was killed is completed by the same command.
+The steps are: write a receipt that says what is removed; add the SHA-256 of the sources to the block list, which every
+job reads again when it commits; commit a generation that hides their samples, including samples that a job has added in
+the meantime; delete all names from their ledger rows. `compact_shards` and `collect_garbage` then delete the bytes. A
+step that is done already is skipped, so running the same command again completes a takedown that was killed.
 
-A receipt, ``removals/000001.json`` and so on, says what was removed, by hash and without a name, and is written once.
-What is left to do is seen from the dataset itself.
+A receipt, ``removals/000001.json`` and so on, lists the hashes of what was removed, without names. It is written once;
+`steps_left` finds the remaining steps from the state of the dataset.
 
-`audit_removals` proves it by reading every file, whoever wrote it: its name, its raw bytes, and what is compressed in
-it, which are the columns of Parquet files. Of every tar each member is hashed. Allowed are the block list, the receipts
-and the rows of the ledger without a name, which contain hashes on purpose.
+`audit_removals` searches every file, whoever wrote it, for the names and hashes: in its name, its raw bytes, and the
+decompressed columns of Parquet files. It also hashes each member of every tar. Hashes are allowed in the block list,
+the receipts, and the nameless rows of the ledger.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from fastvid.storage import LocalStorage, RemoteOptions, Storage, open_storage
 from fastvid.storage.urls import read_pieces
 
 _FORMAT: Final = "fastvid-removal"
-_VERSIONS: Final = (1, 2)  # the first also recorded each step
+_VERSIONS: Final = (1, 2)  # version 1 also recorded each step
 _FEWEST_LETTERS: Final = 3
-_FILES: Final = 100  # between two lines of the log
+_FILES: Final = 100  # searched files between two lines of the log
 _LOG = logging.getLogger(__name__)
 
 HIDDEN: Final = "no reader sees the samples; `fastvid compact` rewrites their shards"
@@ -65,9 +65,9 @@ _COMPACTED: Final = "no current shard contains them; `fastvid gc --yes` deletes 
 class RemovedFile:
     """Bytes that were removed."""
 
-    sha256: str | None  # hex; None if it is unknown, for a source that nobody has hashed
-    bytes: int  # of the stored samples for a source, of one member of a tar for a member
-    samples: int = 1  # samples that were made of it
+    sha256: str | None  # hex; None for a source that was never hashed
+    bytes: int  # of a source: size of its stored samples; of a member of a tar: its size
+    samples: int = 1  # number of samples that were made from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Receipt:
     number: int
     dataset_id: str
     time: str  # when it began, ISO 8601 in UTC
-    reason: str  # in the words of who removed it
+    reason: str  # as the user gave it
     sources: tuple[RemovedFile, ...]
     members: tuple[RemovedFile, ...]  # videos and sound tracks in the shards
     shards: Mapping[str, str]  # SHA-256 by name, hex, of the shards that contained them
@@ -116,7 +116,7 @@ class Receipt:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, file: str) -> Receipt:
-        """Return the receipt that `to_bytes` wrote."""
+        """Parse the result of `to_bytes`. `file`: its name, for messages."""
         try:
             record: dict[str, Any] = msgspec.json.decode(data)
             if record["format"] != _FORMAT or record["version"] not in _VERSIONS:
@@ -152,7 +152,7 @@ def steps_left(storage: Storage, receipt: Receipt) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Something that should be gone, or a door that is open."""
+    """A finding of an audit: something that should be gone, or a missing step of the takedown."""
 
     file: str
     found: str
@@ -183,12 +183,12 @@ def audit_removals(
     *,
     names: Sequence[str] = (),
 ) -> Audit:
-    """Search a dataset, and the cache of this machine, for what receipts say is gone.
+    """Search a dataset, and this machine's cache, for the hashes and stored bytes that receipts list, and for names.
 
     `names`: any text of at least three letters that must not occur; receipts contain none.
     """
     if not receipts and not names:
-        raise UsageError("there is nothing to search for", hint="give a receipt, or text with --name")
+        raise UsageError("there is nothing to search for", hint="give the file of a receipt with --receipt, or --name")
     short = next((name for name in names if len(name) < _FEWEST_LETTERS), None)
     if short is not None:
         raise UsageError(f"{short!r} is too short to search for", hint="give at least three letters")
@@ -209,7 +209,7 @@ def audit_removals(
 
 
 def _open_ends(storage: Storage, receipt: Receipt) -> Iterator[Trace]:
-    """Yield what is left to do: hashes that are not blocked, steps that were not taken."""
+    """Yield what is left to do after a takedown: hashes that are not blocked, steps that were not taken."""
     number = len(receipt.hashes.difference(ledger.read_blocked(storage)))
     if number:
         yield Trace(BLOCKED, f"{number} of {len(receipt.hashes)} hashes are not blocked")
@@ -233,7 +233,8 @@ class _Search:
         self.bytes = self.members = 0
         self._names: dict[bytes, str] = {}
         for name in names:
-            # As text, as the JSON of shards escapes it, and as tables store what is not UTF-8.
+            # Search for the name as tables store it, where `encode_name` escapes bytes that are not UTF-8, and as JSON
+            # in shards escapes it.
             stored = encode_name(name)
             for form in (stored.encode(), json.dumps(stored)[1:-1].encode()):
                 self._names[form] = f"the name {name!r}"
@@ -245,7 +246,7 @@ class _Search:
     def file(self, storage: Storage, name: str, shown: str) -> None:
         """Search one file."""
         records = name == BLOCKED or name.startswith(f"{REMOVALS}/")
-        # Rows of the ledger are told apart by their decoded columns; hashes are not in their raw bytes alone.
+        # Of the ledger, hashes are searched only in decoded rows, because nameless rows may contain them.
         terms = self._names if records or name == LEDGER else self._names | self._hashes
         self._find(name.encode(errors="surrogateescape"), terms, shown)
         try:
@@ -263,7 +264,7 @@ class _Search:
         except StorageError:
             if storage.exists(name):
                 raise
-            # It was temporary, and has been deleted meanwhile.
+            # It was a temporary file, which has been deleted since the listing.
 
     def _tar(self, storage: Storage, name: str, shown: str) -> None:
         view = storage.map(name)
@@ -272,7 +273,7 @@ class _Search:
                 data = {member: view[member.offset : member.offset + member.size] for member in members}
                 self.members += len(members)
                 for member, content in data.items():
-                    # Silence is encoded to the same bytes for every source.
+                    # The same audio in a sample of another source is no trace: silence has the same bytes everywhere.
                     silence = member.suffix == member_suffix(AUDIO) and self._has_other_source(data)
                     if sha256(content) in self._stored and not silence:
                         self.traces.append(Trace(shown, f"the bytes of a removed sample, as member {member.name!r}"))
@@ -295,14 +296,14 @@ class _Search:
             self.traces.append(Trace(shown, f"a table that cannot be read: {error.message}"))
             return
         if name == LEDGER:
-            # Here a hash may stand, and only here: in the row of a source that was taken down.
+            # A hash is allowed in the row of a source that was taken down: search the other rows only.
             named = [not ledger.is_nameless(row) for row in table.to_pylist()]
             self._columns(table.filter(pa.array(named, pa.bool_())), shown, self._hashes)
         self._columns(table, shown, terms)
 
     def _columns(self, table: pa.Table, shown: str, terms: Mapping[bytes, str]) -> None:
         for name in table.column_names:
-            # The same column as bytes in which every text of it stands, at any depth.
+            # Write the column uncompressed: then all its texts, however nested, are in the bytes.
             plain = io.BytesIO()
             pq.write_table(table.select([name]), plain, compression="none", use_dictionary=False)
             self._find(plain.getvalue(), terms, shown, f", in column {name!r}")
@@ -311,13 +312,13 @@ class _Search:
         self.traces += [Trace(shown, what + where) for term, what in terms.items() if term in data]
 
 
-# Shorter names are part of any text.
+# The reason may contain names of fewer letters, because they occur by chance in any text.
 _NAME_LETTERS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSelection:
-    """Which sources to remove, in any of these ways together."""
+    """Which sources to remove: all that any of these fields names."""
 
     sources: Sequence[str] = ()
     keys: Sequence[str] = ()  # keys of samples
@@ -331,13 +332,13 @@ class TakenDown:
 
     receipt: Receipt
     generation: int  # number of the current one
-    named: int  # sources that the selection names
-    copies: int  # further sources with equal bytes
+    named: int  # number of sources that the selection names
+    copies: int  # number of further sources with equal bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What is removed: everything with one of the hashes, and the sources without a hash by their ids."""
+    """What is removed: all sources with one of these hashes, and sources without a known hash by their ids."""
 
     hashes: frozenset[str]
     unhashed: frozenset[str]
@@ -363,9 +364,9 @@ class _Target:
 def take_down(storage: Storage, selection: SourceSelection, *, reason: str) -> TakenDown:
     """Remove every sample of some sources and of all sources with equal bytes, and block their return.
 
-    All segments and clips of a file go with it: a clip stands for its file. Afterwards no reader sees the samples;
-    `compact_shards` and `collect_garbage` delete their bytes and names. What stays is a receipt with hashes. After an
-    interruption, the same call completes it.
+    All segments and clips of a file are removed with it; naming a clip names its file. Afterwards no reader sees the
+    samples; `compact_shards` and `collect_garbage` delete their bytes and names. A receipt with hashes remains. After
+    an interruption, the same call completes the takedown.
 
     Args:
         storage: The dataset's folder.
@@ -415,7 +416,7 @@ def take_down(storage: Storage, selection: SourceSelection, *, reason: str) -> T
 
 
 def select_keys(storage: Storage, selection: SourceSelection) -> list[str]:
-    """Return the keys of the selected samples, for `remove_samples`: those that are named, and no copies of them."""
+    """Return the keys of the selected samples, for `remove_samples`; samples of equal copies are not included."""
     generation = read_generation(storage)[1]
     table = read_annotations(storage, generation)
     hashes = source_hashes(storage, generation) if selection.hashes else pa.nulls(table.num_rows, pa.string())
@@ -438,12 +439,12 @@ def _pairs(names: pa.ChunkedArray, hashes: pa.ChunkedArray) -> Iterable[tuple[st
 
 
 def _hashed(rows: Sequence[Row], digests: Mapping[str, str]) -> list[Row]:
-    """Return rows of a ledger with hashes of their sources; fastvid 0.1 wrote none, so the shards tell them."""
+    """Return ledger rows with hashes of their sources; missing ones, as of fastvid 0.1, are taken from `digests`."""
     return [row | {"source_sha256": row["source_sha256"] or digests.get(row["source_id"])} for row in rows]
 
 
 def _written(storage: Storage, receipt: Receipt, *, is_new: bool) -> Receipt:
-    """Write a receipt under the next free number, and return it, or the one that was written for the same before."""
+    """Write a receipt under the next free number and return it; return an existing receipt of the same takedown."""
     known = read_receipts(storage)
     for old in known:
         again = old.hashes == receipt.hashes and not (is_new or receipt.unknown)
@@ -469,14 +470,14 @@ def _forget(storage: Storage, target: _Target, digests: Mapping[str, str], messa
         for row in gone:
             new = ledger.removed_row(row["source_sha256"], message, number=number)
             number += row["source_sha256"] is None
-            kept[new["source_id"]] = new  # also in place of the row of a copy that was refused before
+            kept[new["source_id"]] = new  # replaces the row of an equal copy that was refused before
         return list(kept.values())
 
     ledger.edit_ledger(storage, edit)
 
 
 def _named_samples(storage: Storage, table: pa.Table, hashes: pa.ChunkedArray, selection: SourceSelection) -> BoolArray:
-    """Return which samples the selection names, before equal copies are looked for; bool [N]."""
+    """Return which samples the selection names, bool [N]; equal copies are not included."""
     ledger.check_hashes(selection.hashes)
     names = pa.array([encode_name(name) for name in selection.sources], pa.string())
     whole = pc.replace_substring_regex(table["source_id"], pattern=ledger.CLIP, replacement="")
@@ -493,7 +494,7 @@ def _named_samples(storage: Storage, table: pa.Table, hashes: pa.ChunkedArray, s
 
 
 def _named_in_ledger(storage: Storage, table: pa.Table, known: Sequence[Row], named: SourceSelection) -> Iterable[Row]:
-    """Return the rows of sources that the selection names, also of those that were never packed."""
+    """Return the ledger rows of sources that the selection names, including sources that were never packed."""
     found: dict[str, Row] = {}
     for name in map(encode_name, named.sources):
         rows = [row for row in known if name in (row["source_id"], row["path"], ledger.whole_name(row["source_id"]))]
@@ -512,7 +513,7 @@ def _named_in_ledger(storage: Storage, table: pa.Table, known: Sequence[Row], na
 
 
 def _check_reason(reason: str, sources: Collection[str], keys: Collection[str]) -> None:
-    """Refuse a reason that would keep the name of what is removed."""
+    """Raise UsageError for a reason that contains a name of what is removed, because the reason is kept."""
     names = {*sources, *keys} | {PurePosixPath(ledger.whole_name(source)).stem for source in sources}
     told = next((name for name in sorted(names) if len(name) >= _NAME_LETTERS and name in reason), None)
     if told is not None:
@@ -525,13 +526,13 @@ def _check_reason(reason: str, sources: Collection[str], keys: Collection[str]) 
 def _inventory(
     storage: Storage, generation: Generation, gone: pa.Table, mask: BoolArray, target: _Target
 ) -> dict[str, Any]:
-    """Return what the receipt says of the removed sources, members and shards."""
+    """Return the receipt's fields about the removed sources, members and shards."""
     touched = [piece.shard for piece in pieces_of(storage, generation, mask) if piece.samples]
     members: list[RemovedFile] = []
     sizes: Counter[str] = Counter()
     for shard in touched:
         if shard.is_in_place:
-            continue  # none of their bytes are in the dataset
+            continue  # a shard of videos in place contains no bytes of them
         facts = _facts(storage, shard.name, ["key", "member_offset", "member_size"])
         facts = facts.filter(pc.is_in(facts["key"], value_set=gone["key"].combine_chunks()))
         for key, offset, size in zip(*facts.to_pydict().values(), strict=True):
@@ -542,7 +543,7 @@ def _inventory(
     samples: Counter[str] = Counter()
     stored: Counter[str] = Counter()
     for key, source, digest in zip(*gone.to_pydict().values(), strict=True):
-        # Sources with equal bytes are one; a source without a hash is one by itself.
+        # Count sources with equal bytes as one; a source without a hash counts by itself.
         samples[digest or source] += 1
         stored[digest or source] += sizes[key]
     sources = [RemovedFile(digest, stored[digest], samples[digest]) for digest in sorted(target.hashes)]

@@ -38,7 +38,7 @@ _COPIED: Final = frozenset({"aac", "alac"})
 # Transparent to most listeners, and the usual rate of phones.
 _BITRATE: Final = "128k"
 _MAX_CHANNELS: Final = 2
-# Seconds by which audio may be longer than its video: a packet at either end of a copy, and rounding by resampling.
+# Seconds by which audio may be longer than its video: copies may add a packet at either end, and resampling rounds.
 _SLACK: Final = 0.25
 
 NO_AUDIO: Final = "no-audio"
@@ -59,7 +59,7 @@ class AudioSource:
 
 @dataclass(frozen=True, slots=True)
 class SampleAudio:
-    """The audio of all samples of a source."""
+    """The audio of all samples of a source, one entry per sample; None for a sample without audio."""
 
     members: tuple[bytes | None, ...]
     infos: tuple[AudioInfo | None, ...]
@@ -68,11 +68,14 @@ class SampleAudio:
 
     @classmethod
     def none(cls, count: int, *warnings: str) -> SampleAudio:
-        """Return no audio for `count` samples."""
+        """Return the result for `count` samples without audio."""
         return cls((None,) * count, (None,) * count, warnings=warnings)
 
     def split(self, counts: Sequence[int]) -> Iterator[SampleAudio]:
-        """Yield the audio of consecutive groups of samples, as if each had been extracted by itself."""
+        """Yield the audio of consecutive groups of samples, with the warnings that each group would get by itself.
+
+        `counts`: number of samples in each group.
+        """
         first = 0
         for count in counts:
             last = first + count
@@ -104,7 +107,7 @@ def extract_audio(
             raise
         if source.private:
             return SampleAudio.none(len(spans), DAMAGED)
-        # FFmpeg reports an error of the disk like damage, so audio is judged by a copy. The video need not be redone.
+        # FFmpeg reports a disk error like damage, so try again with a copy. The video need not be encoded again.
         with private_copy(source) as copy:
             return extract_audio(settings, copy, spans, patience)
     members = tuple(member if info is not None else None for member, info in zip(data, checked, strict=True))
@@ -114,9 +117,10 @@ def extract_audio(
 
 
 def take_over_audio(data: bytes, count: int, seconds: float) -> SampleAudio:
-    """Return the audio of a sample of a dataset, as it is.
+    """Return the audio of an existing sample of a dataset, unchanged.
 
-    `count`: number of samples that are made of it; several would need the audio cut, and get none.
+    `data`: its M4A. `count`: number of new samples from this one; if more than 1, none gets audio, because it is not
+    cut. `seconds`: duration of the video.
     """
     if count > 1:
         return SampleAudio.none(count, NOT_CUT)
@@ -128,7 +132,7 @@ def take_over_audio(data: bytes, count: int, seconds: float) -> SampleAudio:
 
 
 def audio_seconds(source: OpenSource, spans: Sequence[tuple[Fraction, Fraction]], limits: Limits) -> float:
-    """Return the wall-time limit for a source's audio: that for reading the file plus the audio's length."""
+    """Return the wall-time limit for extracting audio, in seconds: that of reading the file plus the audio's length."""
     return min(limits.max_seconds, limits.read_seconds(source.size) + float(max(end for _, end in spans)))
 
 
@@ -158,9 +162,9 @@ def probe_audio(source: OpenSource) -> AudioSource | None:
 def _first_shown(container: InputContainer, stream: VideoStream) -> int | None:
     """Return the tick at which a player shows the first picture of an AVI, which stores no presentation times.
 
-    Where pictures are reordered it is later than the first packet, and so is the sound that belongs to it.
+    If pictures are reordered, this is later than the first packet, and the sound must begin at the same tick.
     """
-    with contextlib.suppress(av.FFmpegError):  # which the encoder of the pictures reports
+    with contextlib.suppress(av.FFmpegError):  # the step that encodes the pictures reports it
         stream.codec_context.thread_count = 1
         return next((frame.dts for frame in container.decode(stream)), None)
     return None
@@ -193,12 +197,13 @@ def _target(found: AudioSource, start: Fraction, end: Fraction, *, copied: bool)
     first, last = float(found.video_start + start), float(found.video_start + end)
     options = ["-map", "0:a:0", "-map_metadata", "-1", "-map_chapters", "-1", "-fflags", "+bitexact"]
     options += ["-flags:a", "+bitexact", "-movflags", "+faststart", "-f", "ipod"]
-    # The edit list says in movie ticks how long after the video the first packet begins; the default is 1 ms.
+    # The edit list stores in movie ticks how much later than the video the first packet begins; 1 ms, the default tick,
+    # is too coarse.
     options += ["-movie_timescale", str(found.rate)]
     if copied:
         return [*options, "-codec:a", "copy", "-copypriorss", "0", "-ss", f"{first:.6f}", "-t", f"{last - first:.6f}"]
-    # Fill gaps with silence, also before the first packet, so that a sample's index equals its time. Clocks of
-    # containers round to a millisecond; the default ignores 0.1 s.
+    # Fill gaps with silence, also before the first packet, so that the index of an audio sample tells its time. Fill
+    # gaps from 5 ms on, because clocks of containers round to a millisecond; by default gaps below 0.1 s stay.
     cut = f"atrim=start={first:.6f}:end={last:.6f},asetpts=PTS-STARTPTS"
     filters = f"aresample=async=1:min_hard_comp=0.005:first_pts=0,{cut}"
     options += ["-filter:a", filters, "-threads", "1", "-codec:a", "aac", "-b:a", _BITRATE]

@@ -1,7 +1,7 @@
-"""The streams that a job writes in addition to RGB, audio and optical flow, and how flow is estimated by OpenCV.
+"""The streams that a job writes besides RGB, which are audio and optical flow; and the estimation of flow by OpenCV.
 
-The same frames have the same flow on every x86-64 machine with the same OpenCV: it runs in one thread, because DIS
-splits the image into one independent stripe per thread, and without code that OpenCV selects by CPU model. All
+The same frames have the same flow on every x86-64 machine with the same OpenCV. For this, OpenCV runs in one thread,
+because DIS splits the image into one independent stripe per thread, and without code that it selects by CPU model. All
 parameters are recorded.
 """
 
@@ -80,9 +80,10 @@ def flow_settings(method: str, bound: float | None = None) -> FlowSettings:
 
 
 def estimate_flow(frames: Iterable[UInt8Array], settings: FlowSettings) -> Iterator[UInt8Array]:
-    """Yield the flow from each frame to the next as stacked levels; the last frame repeats a flow.
+    """Yield the flow from each frame to the next; for the last frame, the flow of the frame before again.
 
-    `frames`: uint8 [H, W] each, in display order. Yields uint8 [2H, W] for every frame, see `fastvid.format.planes`.
+    `frames`: luma, uint8 [H, W] each, in display order. Yields uint8 [2H, W] for every frame, both components of the
+    flow one above the other, see `fastvid.format.planes`.
     """
     cv2 = _opencv(settings.method)
     estimate = _estimator(cv2, settings)
@@ -155,7 +156,7 @@ class Streams:
         return ("rgb", "flow") if self.flow else ("rgb",)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what differs from a dataset with only RGB; empty for such a dataset."""
+        """Return the audio mode and the flow settings as JSON; empty if there is only RGB."""
         record: dict[str, Any] = {} if self.audio == "drop" else {"audio": self.audio}
         return record | ({"flow": asdict(self.flow)} if self.flow else {})
 

@@ -1,11 +1,11 @@
-"""Parts of a source: of which frames they consist, what ffmpeg decodes for them, and whether they are the right ones.
+"""Parts of a source, each of which becomes a sample: their frames, what ffmpeg decodes for them, and a check of them.
 
-`plan_window` chooses what is decoded for some frames: from the first packet, or from a key frame before them. The
-frames that are written, and so their bytes, are the same either way: filters select frames by their times, never by
-counting from where decoding began.
+`plan_window` chooses where decoding of some frames begins: at the first packet, or at a key frame before them. The
+written frames, and so the bytes, are the same either way: filters select frames by their times, never by counting from
+where decoding began.
 
 `compare_parts` compares the first and last frame of each cut part with the source's own frames, decoded without
-filters. A part that begins at the wrong frame has the right number of frames, so counting does not notice it.
+filters. Counting frames is not enough, because a part that begins at a wrong frame can have the right number.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def plan_parts(
     max_seconds: float,
     seconds: FloatArray | None = None,
 ) -> list[tuple[int, int] | None]:
-    """The frames of each sample of a source, as half-open ranges at the written rate; None for all frames.
+    """Return the frames of each sample of a source, as half-open ranges at the written rate; None for all frames.
 
-    A long video is split into the fewest parts of equal length that keep the bound. `seconds`: when each frame is
-    shown, float64 [N]; by default at the written rate.
+    A video of more than `max_seconds` is split into as few parts of equal length as possible. `seconds`: time of each
+    frame, float64 [N]; by default at the written rate.
     """
     total, rate = timing.frames, timing.rate
     seconds = np.arange(total) / float(rate) if seconds is None else seconds
@@ -64,7 +64,7 @@ def plan_parts(
 
 
 def numbered_part(info: SourceInfo, timing: FrameTiming, first: int, count: int) -> tuple[int, int] | None:
-    """Return frames that are given by their numbers in the source, as `plan_parts` does."""
+    """Return the part with `count` frames from number `first` of the source on, in the form of `plan_parts`."""
     if info.timing.input_rate is None or timing.rate != info.timing.input_rate:
         raise SourceError(
             f"frames cannot be numbered at a {info.timing.kind} rate that is written as {float(timing.rate):g} per"
@@ -78,13 +78,13 @@ def numbered_part(info: SourceInfo, timing: FrameTiming, first: int, count: int)
     return None if (first, count) == (0, timing.frames) else (first, first + count)
 
 
-# FFmpeg seeks this much earlier in formats that it seeks by decode times (3 / 23 s, ffmpeg's ffmpeg_demux.c).
+# ffmpeg seeks this many seconds earlier in formats that it seeks by decode times (ffmpeg_demux.c).
 _SEEK_MARGIN_SECONDS: Final = 3 / 23
-# Frames next to a part that resampling may read.
+# Number of frames before and after a part that frame-rate resampling may read.
 _RESAMPLED_MARGIN: Final = 2
-# What starting ffmpeg once more costs, in pixels decoded: 0.1 s at 250 megapixels per second on a slow core.
+# Number of pixels that could be decoded in the time that ffmpeg takes to start: 0.1 s, at 250 megapixels per second.
 _START_PIXELS: Final = 25_000_000
-# Encoders that run at the same time in one pass: each keeps tens of frames.
+# Maximum number of parts that one run of ffmpeg encodes at the same time: each encoder keeps tens of frames in memory.
 _MOST_PARTS: Final = 16
 
 Part = tuple[int, int]
@@ -110,7 +110,7 @@ def plan_window(info: SourceInfo, profile: Profile, parts: Sequence[Part | None]
         begin = max(0, int(np.searchsorted(shows, first)) - _RESAMPLED_MARGIN)
         end = min(shown, int(np.searchsorted(shows, last)) + _RESAMPLED_MARGIN)
     trims = one_to_one and not info.interlaced
-    # At its end, resampling goes by the duration of the stream, which depends on how the times were made.
+    # At the end of the stream, resampling uses the stream's duration, which may differ after a seek. So do not seek.
     whole_end = not one_to_one and end >= shown
     if whole_end or not len(info.keys) or not _on_grid(info):
         return DecodeWindow(begin, end, 0, None, trims)
@@ -123,9 +123,9 @@ def plan_window(info: SourceInfo, profile: Profile, parts: Sequence[Part | None]
 
 
 def plan_runs(info: SourceInfo, profile: Profile, clips: Sequence[Sequence[Part | None]]) -> list[range]:
-    """Divide the clips of a source into runs of ffmpeg, each of consecutive clips.
+    """Divide the clips of a source into runs of ffmpeg; return the range of consecutive clips of each run.
 
-    Clips share a run if decoding on to the next one costs less than another run for it.
+    A clip joins the run before it if decoding the frames between them costs less than starting another run.
     """
     start = _START_PIXELS / max(1, info.width * info.height)
     runs: list[range] = []
@@ -133,7 +133,8 @@ def plan_runs(info: SourceInfo, profile: Profile, clips: Sequence[Sequence[Part 
     for number, clip in enumerate(clips):
         window = plan_window(info, profile, clip)
         onward = max(0, window.first - end)
-        # A clip that begins before the run's end is decoded already, but for its rest.
+        # Frames to decode for a new run: those that its start costs, and those from the key frame to the clip. To join
+        # the run, only the frames between the run's end and the clip (`onward`) are decoded in addition.
         afresh = start + window.first - window.key
         fits = bool(runs) and None not in (*clip, *clips[runs[-1].start]) and parts + len(clip) <= _MOST_PARTS
         if fits and onward <= afresh:
@@ -146,14 +147,17 @@ def plan_runs(info: SourceInfo, profile: Profile, clips: Sequence[Sequence[Part 
 
 
 def source_seconds(info: SourceInfo) -> FloatArray:
-    """Return when each source frame is shown, in seconds from the first one, float64 [N], as filters see it."""
+    """Return the time of each source frame for ffmpeg's filters, in seconds after the first frame, float64 [N]."""
     if info.timing.input_rate is not None:
         return np.arange(info.timing.shown) / float(info.timing.input_rate)
     return np.asarray((info.times - info.times[0]) * float(info.time_base))
 
 
 def _on_grid(info: SourceInfo) -> bool:
-    """Return whether ffmpeg's filters count the frames from their times as the forced rate counts them."""
+    """Return whether the times of the frames, rounded to the forced rate, give the frame numbers 0, 1, 2, ...
+
+    Only then do filters find the right frames after a seek. True if no rate is forced.
+    """
     rate = info.timing.input_rate
     if rate is None:
         return True
@@ -166,11 +170,12 @@ def _on_grid(info: SourceInfo) -> bool:
 
 Thumbnail = npt.NDArray[np.float64]
 
-# Rows and columns of a thumbnail. The mean of so many pixels hardly changes when a frame is encoded.
+# Rows and columns of a thumbnail. Each cell is a mean of so many pixels that encoding hardly changes it.
 _GRID: Final = 24
-# Largest root mean square difference between thumbnails of the same frame, in levels of luma, and the part of the
-# contrast that is added to it. A linear map between them is allowed, for full range. Over all real videos of the tests
-# the most is three quarters of this, with tone mapping half of `_TONE_MAPPED` times as much.
+# Limit of the root mean square difference between two thumbnails of the same frame: `_LEVELS` levels of luma, plus
+# `_CONTRAST` times the standard deviation of the thumbnail; with tone mapping, `_TONE_MAPPED` times as much. Gain and
+# offset are fitted before, because the ranges may differ. The largest difference of the real videos in the tests is
+# three quarters of the limit, with tone mapping half of it.
 _LEVELS, _CONTRAST, _TONE_MAPPED = 6.0, 0.12, 4.0
 _SPACES: Final = {
     "bt601": Colorspace.ITU601,
@@ -185,16 +190,17 @@ class PartEnd:
     """The first or last frame of a part."""
 
     number: int
-    frames: range  # numbers of the source frames, one of which it must show
+    frames: range  # numbers of source frames: the picture must show one of them
     picture: VideoFrame
 
 
 def part_ends(
     info: SourceInfo, written: SourceInfo, part: tuple[int, int], pictures: tuple[VideoFrame, VideoFrame]
 ) -> Iterator[PartEnd]:
-    """Yield the first and last frame of an encoded part.
+    """Yield the first and last frame of an encoded part, with the source frames that they may show.
 
-    `part`: the part's frames at that rate, half-open.
+    `info`: the source. `written`: the same with the rate that is written. `part`: the part's frames at that rate,
+    half-open. `pictures`: its first and last frame, decoded.
     """
     rate = written.timing.rate
     for number, picture in zip((part[0], part[1] - 1), pictures, strict=True):
@@ -207,12 +213,12 @@ def part_ends(
 
 
 def compare_parts(frames: SourceFrames, profile: Profile, ends: Sequence[PartEnd]) -> None:
-    """Compare the ends of parts with the source."""
+    """Compare the first and last frames of parts with the source; raise SourceError if one shows another picture."""
     info = frames.info
     size = upright_geometry(info, profile)
     wrong = [end for end in ends if not any(_alike(end, frame, info, size) for frame in frames.of(end.frames))]
     if wrong:
-        # Times and key frames of some files mislead. Counting all frames from the first one does not.
+        # In some files, seeking by times and key frames finds wrong frames. So count all frames from the first one.
         right = set()
         for number, frame in enumerate(frames.decoded(max(end.frames[-1] for end in wrong) + 1)):
             right |= {end.number for end in wrong if number in end.frames and _alike(end, frame, info, size)}
@@ -225,7 +231,7 @@ def compare_parts(frames: SourceFrames, profile: Profile, ends: Sequence[PartEnd
 
 
 class SourceFrames:
-    """The frames of a source, decoded without filters and apart from the program that encodes."""
+    """The frames of a source, decoded without filters by libavcodec in this process, not by the encoding ffmpeg."""
 
     def __init__(self, source: OpenSource, info: SourceInfo) -> None:
         self.source, self.info = source, info
@@ -240,7 +246,7 @@ class SourceFrames:
             self._container = None
 
     def of(self, numbers: range) -> Iterator[VideoFrame]:
-        """Yield source frames, found by their times; decode from the nearest key frame, or go on from the last call."""
+        """Yield source frames, found by their times; decode from a key frame before, or continue the last call."""
         times = self.info.times
         if self.info.timing.kind == "counted" or numbers.start >= len(times):
             return
@@ -263,7 +269,7 @@ class SourceFrames:
             yield from islice(container.decode(video_stream(container)), count)
 
     def _approach(self, time: int) -> None:
-        """Continue after the last frame, unless that is later or a key frame lies between."""
+        """Seek to the key frame before a time, unless decoding can continue to it without skipping a key frame."""
         keys = self.info.keys
         if self._container is not None and self._at is not None and len(keys) and self._at < time:
             key = keys[max(0, int(np.searchsorted(keys, time, side="right")) - 1)]
@@ -321,7 +327,7 @@ def _thumbnail(luma: npt.NDArray[Any]) -> Thumbnail:
 
 
 def _distance(made: Thumbnail, source: Thumbnail) -> float:
-    """Return how much two thumbnails differ once brightness and contrast are fitted; at most 1 is accepted."""
+    """Return the difference of two thumbnails after fitting brightness and contrast, divided by the accepted limit."""
     made, source = made - made.mean(), source - source.mean()
     gain = (made * source).sum() / max(float((source * source).sum()), 1e-9)
     residue = float(np.sqrt(((made - gain * source) ** 2).mean()))

@@ -1,8 +1,9 @@
 """Encode profiles, the settings of a job, and the ffmpeg command that converts any source to a profile.
 
-Every profile writes: constant frame rate, upright progressive frames with square pixels, 8-bit 4:2:0, BT.601 limited
-range and tagged as such, short side 256, both sides multiples of 16. Frames are scaled and then centre-cropped, never
-stretched; the short side of smaller ones stays, or becomes the multiple of 16 below it.
+By default, every profile that encodes writes: constant frame rate, upright progressive frames with square pixels, 8-bit
+4:2:0, BT.601 limited range (JPEG: full range) and tagged as such, short side 256, both sides multiples of 16. Frames
+are scaled and then centre-cropped, never stretched. The short side of smaller videos is kept, rounded down to a
+multiple of 16.
 
 The bytes depend only on the source, the profile and the encoder build: one thread per encode, no code paths that differ
 between CPUs, no version strings, no dates. The exception is tone mapping of HDR sources: the results of its
@@ -33,7 +34,7 @@ from fastvid.sharding.encode.flow import PICTURES, Streams
 from fastvid.sharding.encode.salvage import allowed_frames
 from fastvid.sharding.encode.tiles import encoder_version
 
-# Deterministic on every x86 CPU and equal from FFmpeg 5.1 to 9.0; the defaults are neither.
+# With these flags, scaling is the same on every x86 CPU and from FFmpeg 5.1 to 9.0; with the defaults it is not.
 SWS_FLAGS: Final = "bicubic+accurate_rnd+bitexact+full_chroma_int"
 
 # Largest long side that hardware decoders of H.264 and VP9 support, in pixels.
@@ -59,11 +60,12 @@ class Profile:
     crf: int  # quality, lower is better
     preset: str
     short_side: int = 256  # shorter side in pixels, a multiple of `multiple`; 0 for the source's own size
-    multiple: int = 16  # width and height in pixels are multiples of it
+    multiple: int = 16  # width and height are multiples of this, in pixels
     fps: str = ""  # frames per second as a fraction such as "30000/1001"; empty for the source's own rate
-    # high dynamic range: "tonemap" makes pictures of the usual one, and refuses what is not encoded; "keep" its values
+    # high dynamic range: "tonemap" converts it to standard range, and rejects videos that are not encoded; "keep"
+    # leaves its values as they are
     hdr: str = TONE_MAP
-    enlarge: bool = True  # whether smaller pictures get the short side too, as by 0.2; none of `PROFILES` does it
+    enlarge: bool = True  # whether to enlarge smaller pictures to the short side, as 0.2 did; False in `PROFILES`
 
     def __post_init__(self) -> None:
         if self.hdr not in HDR:
@@ -89,26 +91,26 @@ class Profile:
 
     @property
     def copies(self) -> bool:
-        """Whether it does not encode: the source's file or its packets are copied into the shards."""
+        """Whether the profile copies the source's file or its packets into the shards instead of encoding."""
         return self.codec == _COPY
 
     @property
     def full_range(self) -> bool:
-        """Whether luma ranges from 0 to 255, as always in JPEG (JFIF 1.02), which has no field for it."""
+        """Whether luma ranges from 0 to 255: only in JPEG, where it always does (JFIF 1.02)."""
         return self.codec in _QUALITY
 
     @property
     def is_tiled(self) -> bool:
-        """Whether its pictures can be cut before they are decoded, see `fastvid.sharding.encode.tiles`."""
+        """Whether pictures are written so that a crop of them can be decoded, see `fastvid.sharding.encode.tiles`."""
         return self.codec == "jpeg"
 
     @property
     def encoder(self) -> str:
-        """ffmpeg's name of the encoder; empty for "copy". That of tiles is lossless: Pillow encodes its pictures."""
+        """ffmpeg's name of the encoder; empty for "copy". For tiles a lossless one, because Pillow makes the JPEGs."""
         return _ENCODERS.get(self.codec, "")
 
     def completed(self, build: FfmpegBuild) -> FfmpegBuild:
-        """Return a build with the version of the other library that encodes this profile, if there is one."""
+        """Return the build with the version of Pillow, if the profile's pictures are encoded by Pillow."""
         return replace(build, jpeg=encoder_version()) if self.is_tiled else build
 
     def runs_on(self, build: FfmpegBuild) -> bool:
@@ -116,7 +118,7 @@ class Profile:
         return self.copies or self.encoder in build.encoders
 
     def changed(self, **changes: Any) -> Profile:
-        """Return this profile with other parameters, such as ``short_side``, ``crf``, ``gop``, ``fps``; None keeps."""
+        """Return the profile with other parameters, such as ``short_side``, ``crf`` or ``fps``; None keeps the old."""
         given = {name: value for name, value in changes.items() if value is not None}
         useless = next((name for name in given if name != "hdr"), None)
         if self.copies and useless is not None:
@@ -126,14 +128,14 @@ class Profile:
         return replace(self, **given)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all parameters, as a dataset records them; without `hdr` and `enlarge` where they are what 0.2 did."""
+        """Return the parameters as datasets record them: without `hdr` and `enlarge` if they are as in fastvid 0.2."""
         usual = {"hdr": TONE_MAP, "enlarge": True}
         return {name: value for name, value in asdict(self).items() if value != usual.get(name, ...)}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What all tasks of a job have in common."""
+    """The settings that are the same for all tasks of a job."""
 
     profile: Profile  # how samples are encoded
     build: FfmpegBuild
@@ -141,7 +143,7 @@ class Settings:
     max_seconds: float  # longer videos are split into parts of at most this length, in seconds
     streams: Streams = PICTURES
     blocked: tuple[str, ...] = ()
-    # the most frames that may be left out of a damaged source, such as "100" or "5%" of its frames; None rejects
+    # maximum number of frames to leave out of a damaged source, such as "100", or "5%" of its frames; None rejects
     # every damaged source. See `fastvid.sharding.encode.salvage`.
     max_bad_frames: str | None = None
     proof: Proof | None = None
@@ -165,7 +167,7 @@ def written_timing(timing: FrameTiming, profile: Profile) -> FrameTiming:
 
 
 def written_seconds(info: SourceInfo, timing: FrameTiming) -> FloatArray:
-    """Return when each frame that is written is shown in the source, in seconds from the first one, float64 [N].
+    """Return the time of each written frame in the source, in seconds after the first frame, float64 [N].
 
     `timing`: see `written_timing`.
     """
@@ -183,7 +185,8 @@ _COPY: Final = "copy"
 _ENCODERS: Final = {"h264": "libx264", "hevc": "libx265", "vp9": "libvpx-vp9", "mjpeg": "mjpeg", "jpeg": "libx264"}
 
 
-# The scale of FFmpeg's steps; of tiles the steps in percent of the standard's, between libjpeg's qualities 100 and 5.
+# Range of `crf` by codec: for mjpeg FFmpeg's quantiser scale; for tiles the steps of quantisation in percent of the
+# JPEG standard's, from libjpeg's quality 100 down to 5.
 _QUALITY: Final = {"mjpeg": (2, 31), "jpeg": (1, 1000)}
 
 
@@ -203,12 +206,15 @@ _LEVEL_31_BLOCKS: Final = 3600
 
 
 def _level(size: tuple[int, int]) -> str:
-    """Return the level of H.264 and H.265: by default it, and the motion vector range, would depend on the rate too."""
+    """Return the level of H.264 and H.265 for a picture size in pixels.
+
+    It is set because the encoder's choice, and with it the range of motion vectors, depends on the frame rate too.
+    """
     return "3.1" if size[0] * size[1] // 256 <= _LEVEL_31_BLOCKS else "5.1"
 
 
 def _fixed_gop(profile: Profile) -> dict[str, Any]:
-    """Return the options of x264 and x265 for groups of pictures of one structure."""
+    """Return the options of x264 and x265 that give all groups of pictures the same structure."""
     gop = {"keyint": profile.gop, "min-keyint": profile.gop, "scenecut": 0, "open-gop": 0}
     return {**gop, "bframes": profile.bframes, "b-adapt": 0}
 
@@ -216,7 +222,7 @@ def _fixed_gop(profile: Profile) -> dict[str, Any]:
 def _h264_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
     fixed = {**_fixed_gop(profile), "b-pyramid": "none", "level": _level(size)}
     x264 = {"threads": 1, "cpu-independent": 1, **fixed}
-    # Equal headers for equal sizes, at any rate, so that one decoder can stay open for all clips.
+    # Equal sizes get equal headers, whatever the frame rate, so that one decoder can stay open for all clips.
     header = {
         "tick_rate": 60,
         "fixed_frame_rate_flag": 0,
@@ -308,12 +314,12 @@ PROFILES: Final = {
         Profile("small", "h264", gop=1, bframes=0, crf=18, preset="medium", short_side=0, multiple=2, enlarge=False),
         # For DALI on a CPU, at the quality of compact. A short GOP, because VP9 has no cheap non-reference frames.
         Profile("vp9", "vp9", gop=12, bframes=0, crf=40, preset="4", enlarge=False),
-        # Compact's structure in HEVC: a little over half the bytes, two to three times the decode time on a CPU.
+        # The structure of compact in HEVC: a little over half the bytes, two to three times the decode time on a CPU.
         Profile("hevc", "hevc", gop=32, bframes=7, crf=26, preset="medium", enlarge=False),
         # All-intra for DALI on a CPU.
         Profile("mjpeg", "mjpeg", gop=1, bframes=0, crf=4, preset="", enlarge=False),
-        # All-intra, and of each packet only what the crop shows is decoded. At the quality of intra with crf 22, which
-        # libjpeg calls 43 for luma and 60 for chroma.
+        # All-intra, and only the part of each packet that the crop shows is decoded. The quality is that of intra with
+        # crf 22; on libjpeg's scale it is 43 for luma and 60 for chroma.
         Profile("tiles", "jpeg", gop=1, bframes=0, crf=116, preset="ultrafast", enlarge=False),
         # No encoding: for videos that are already small and trimmed, or to inspect videos before choosing a profile.
         Profile("copy", "copy", gop=0, bframes=0, crf=0, preset="", short_side=0, multiple=0),
@@ -330,14 +336,14 @@ def get_profile(name: str) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Width and height in pixels of the upright picture after scaling, and after cropping."""
+    """Width and height in pixels of the upright picture: after scaling, and after the following crop."""
 
     scaled: tuple[int, int]
     cropped: tuple[int, int]
 
 
 def plan_geometry(width: int, height: int, aspect: Fraction, profile: Profile) -> Geometry:
-    """Return the sizes for an upright picture; `aspect` is the width of a pixel over its height."""
+    """Return the sizes for an upright picture; `aspect`: width of a pixel divided by its height."""
     shape = Fraction(width, height) * aspect
     side, step = profile.short_side, profile.multiple
     if not side:
@@ -345,7 +351,7 @@ def plan_geometry(width: int, height: int, aspect: Fraction, profile: Profile) -
     elif not profile.enlarge:
         side = max(step, min(side, (height if shape >= 1 else width) // step * step))
     long = max(shape, 1 / shape) * side
-    # Chroma has half the size: with an even side the scale factors of all planes are equal.
+    # Round to an even side: chroma planes have half the size, and so the scale factors of all planes are equal.
     scaled = max(side, 2 * round(long / 2) if profile.short_side else round(long))
     cropped, short = (one // step * step for one in (scaled, side))
     if cropped > _MAX_SIDE:
@@ -391,10 +397,10 @@ def build_command(
     picture = ffmpeg.input(source_url, **input_options(build, info, settings.limits, window.seek))["V:0"]
     by_times = seeks or (info.timing.input_rate is None and any(frames is not None for _, frames in targets))
     if by_times:
-        # Parts are counted from the first frame, ffmpeg's clock from the first packet of any stream.
+        # Parts are counted from the first frame, but ffmpeg's times from the first packet of any stream: shift them.
         picture = picture.filter("setpts", f"PTS-{info.times[0] * info.time_base}/TB")
     if info.timing.input_rate is not None and (seeks or window.trims):
-        # Without a seek the times are these numbers already: ffmpeg counts for a forced rate.
+        # Without a seek the times are frame numbers already, because ffmpeg counts frames at a forced rate.
         picture = picture.filter("settb", str(1 / info.timing.input_rate))
     if window.trims:
         picture = picture.filter("trim", start_pts=window.first, end_pts=window.last)
@@ -416,8 +422,8 @@ def build_command(
 def _cut(picture: Any, rate: Fraction, first: int, last: int) -> Any:
     """Append the filters that keep frames `first` to `last` - 1.
 
-    They go by time, not by count: when a stream changes its size, format, range or matrix, ffmpeg rebuilds the filters,
-    and those that count start again from 0.
+    They select by time, not by count: when a stream changes its size, format, range or matrix, ffmpeg rebuilds the
+    filters, and counting would start again from 0.
     """
     picture = picture.filter("settb", str(1 / rate)).filter("trim", start_pts=first, end_pts=last)
     return picture.filter("setpts", f"PTS-{first}")
@@ -427,7 +433,8 @@ def build_check(settings: Settings, info: SourceInfo, source_url: str) -> list[s
     """Return the ffmpeg command that decodes a source and writes nothing."""
     most = settings.limits.max_pixels
     source = ffmpeg.input(source_url, f=info.container, protocol_whitelist="file", threads=1, max_pixels=most)
-    # Renumber the frames, far apart for a clock of any rate: the null muxer reports equal times as errors.
+    # Renumber the frames, with large steps, so that no clock rounds two to the same time: the null muxer reports equal
+    # times as errors.
     picture = source["V:0"].filter("settb", "1").filter("setpts", "N*1000000")
     command: list[str] = ffmpeg.output(picture, "-", f="null", fps_mode="passthrough").get_args()
     return [settings.build.path, *_QUIET, *command]
@@ -444,7 +451,8 @@ def input_options(build: FfmpegBuild, info: SourceInfo, limits: Limits, seek: fl
     if info.cropped and crops_by_itself(build):
         arguments["apply_cropping"] = "codec"
     if seek is not None:
-        # Its own clock, not one that begins with the file; what is before the wanted frames is dropped by their times.
+        # Seek by the stream's own timestamps, not relative to the start of the file. Filters then drop the frames
+        # before the wanted ones by their times.
         return arguments | {"seek_timestamp": 1, "noaccurate_seek": None, "ss": f"{seek:.6f}"}
     if info.timing.input_rate is not None:
         arguments["r"] = str(info.timing.input_rate)
@@ -452,9 +460,9 @@ def input_options(build: FfmpegBuild, info: SourceInfo, limits: Limits, seek: fl
 
 
 def crops_by_itself(build: FfmpegBuild) -> bool:
-    """Return whether a build cuts off what containers say, as FFmpeg does since version 7.1."""
+    """Return whether a build applies the crop in the container itself, as FFmpeg does since version 7.1."""
     matched = re.match(r"n?(\d+)\.(\d+)", build.version)
-    # Builds of a repository are named by a commit; libavfilter 10.4 is that of FFmpeg 7.1.
+    # Builds from a repository have a commit as version, so compare libavfilter: FFmpeg 7.1 has 10.4.
     if matched is None:
         return tuple(map(int, build.libraries.get("libavfilter", "0.0").split(".")[:2])) >= (10, 4)
     return (int(matched[1]), int(matched[2])) >= (7, 1)
@@ -469,13 +477,13 @@ def upright_geometry(info: SourceInfo, profile: Profile) -> Geometry:
 
 def picture_filters(build: FfmpegBuild, profile: Profile, info: SourceInfo, picture: Any) -> Any:
     """Append the filters that convert decoded frames to a profile to an ffmpeg-python stream."""
-    # ffmpeg itself prepends the filters that rotate the picture upright. If we did, it would copy the display matrix
-    # into the output, and players would rotate again.
+    # ffmpeg itself inserts the filters that rotate the picture upright. If they were added here, ffmpeg would copy the
+    # display matrix into the output, and players would rotate again.
     geometry = upright_geometry(info, profile)
     timing = info.timing
     step = 1 if timing.input_rate is None else int(timing.input_rate / timing.rate)
     if info.interlaced:
-        # One output frame per input frame keeps the count; only frames marked interlaced are changed.
+        # send_frame: one output frame per input frame. deint: change only frames that are marked as interlaced.
         picture = picture.filter("bwdif", mode="send_frame", parity="auto", deint="interlaced")
     if step > 1:
         # Not framestep, which counts frames: see `_cut`.
@@ -494,7 +502,7 @@ def picture_filters(build: FfmpegBuild, profile: Profile, info: SourceInfo, pict
     picture = picture.filter("setsar", "1").filter("format", "yuv420p")
     levels = "limited"
     if profile.full_range:
-        # At the end, so that all filters before it are the same for all profiles.
+        # Last, so that all filters before it are the same for all profiles.
         levels = "full"
         picture = picture.filter(
             "scale",
@@ -505,8 +513,8 @@ def picture_filters(build: FfmpegBuild, profile: Profile, info: SourceInfo, pict
             out_color_matrix="bt601",
         ).filter("format", "yuvj420p")
     picture = picture.filter("setparams", range=levels, **COLOUR)
-    # With a forced input rate frames map one to one, but the fps filter would still repeat the last frame up to the
-    # duration in the container. Otherwise it repeats or drops frames, last in the chain because frames are small there.
+    # Without a forced input rate, the fps filter repeats or drops frames; it is last in the chain, where frames are
+    # small. With a forced rate it is left out, because it would repeat the last frame up to the container's duration.
     if profile.fps:
         return picture.filter("fps", profile.fps).filter("trim", end_frame=written_timing(timing, profile).frames)
     return picture if timing.input_rate is not None else picture.filter("fps", str(timing.rate))
@@ -538,7 +546,7 @@ def _tone_map(build: FfmpegBuild, info: SourceInfo, picture: Any, width: int, he
             hint="use an ffmpeg built with libzimg",
         )
     luma_range = "full" if info.full_range else "limited"
-    # Scale first, with the source's own transfer function: tone mapping then processes 256 lines, not 2160.
+    # Scale first, with the source's transfer function unchanged: tone mapping then processes 256 lines, not 2160.
     picture = picture.filter("scale", width, height, flags=SWS_FLAGS, in_range=luma_range, out_range=luma_range).filter(
         "format", "yuv444p10le"
     )
@@ -574,7 +582,7 @@ def output_options(profile: Profile, size: tuple[int, int], *, frames: int, full
         "fps_mode": "passthrough",
         # Broken timestamps must not make a filter repeat a frame forever.
         "frames:v": frames,
-        # For the container's colour box; the encoder and its bitstream filter write the stream's own header.
+        # Colour tags for the container's box; the encoder and its bitstream filter write them into the stream.
         **COLOUR,
         "color_range": "pc" if full_range else "tv",
         "map_metadata": -1,

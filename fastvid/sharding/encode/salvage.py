@@ -1,16 +1,16 @@
 """Salvage a damaged video: cut out its longest run of frames without damage, from a key frame on.
 
-A decoder discards everything before a key frame that begins a closed group of pictures (GOP), and no packet depends on
-a later one. So the packets from such a key frame until damage decode as in the undamaged video. They are written to a
-temporary file in the same container, and that is encoded and verified like any other source. There are two signs of
-damage:
+At a key frame that begins a closed group of pictures (GOP) a decoder discards everything before it, and no packet
+depends on a later one. So the packets from such a key frame until damage decode as in the undamaged video. They are
+written to a temporary file in the same container, which is then encoded and verified like any other source. There are
+two signs of damage:
 
 - The file ends early. What it contains is good, in every codec whose key frames `RandomAccess` proves.
-- The decoder complains about a packet, or does not return a frame for each packet of a GOP. This is relied on for H.264
-  only: in GOPs in which bits were flipped or bytes zeroed, the decoder returned wrong frames without a complaint for 4
-  to 7 % in H.264, but for 28 to 36 % in H.265 and 95 to 98 % in VP9.
+- The decoder reports an error for a packet, or does not return a frame for each packet of a GOP. This is relied on for
+  H.264 only. In an experiment, bits in GOPs were flipped or bytes zeroed: the decoder returned wrong frames without an
+  error for 4 to 7 % of these GOPs in H.264, but for 28 to 36 % in H.265 and 95 to 98 % in VP9.
 
-The run ends before all packets whose frames would be shown after damage, where no kept frame is shown after a lost one.
+The run ends so that no kept frame is shown after a lost one.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ from fastvid.media.timing import RandomAccess
 SALVAGEABLE: Final = frozenset({Reason.TRUNCATED, Reason.DAMAGED})
 """Reasons for which a source may be salvaged."""
 
-# Muxers that keep the times of a demuxer.
+# Demuxers whose timestamps a muxer can write unchanged, and that muxer.
 _MUXERS: Final = {"mov": "mp4", "matroska": "matroska"}
-# Kinds of timing with which no frame can be missing inside a run: MP4 counts packets, in Matroska a lost one is a hole.
+# Kinds of timing, by container, that prove that no frame is missing inside a run: MP4's tables list all packets; in
+# Matroska a lost packet leaves a hole, so the rate must be constant.
 _KINDS: Final = {"mov": ("constant", "gaps", "variable"), "matroska": ("constant",)}
-# Seconds of sound before the first frame, from which decoders of sound start up.
+# Seconds of sound to keep before the first frame, because audio decoders need some packets to start.
 _SOUND_BEFORE: Final = Fraction(1, 10)
 # Ticks of an edit list per second, for the offset between picture and sound.
 _MOVIE_TICKS: Final = 90_000
@@ -56,21 +57,21 @@ class Salvaged:
 
     source: OpenSource
     info: SourceInfo
-    # seconds from the first frame of the damaged source to that of the temporary file; a number of frames at the
-    # rate of `info`.
+    # seconds from the first frame of the damaged source to the first frame of the temporary file; a whole number of
+    # frames at the rate of `info`.
     begins: Fraction
-    stated: int  # frames of the undamaged source, as its header states them
+    stated: int  # number of frames of the undamaged source, according to its header
     bad_frames: int
 
     @property
     def note(self) -> str:
-        """What is kept and what is left out."""
+        """A note for the ledger: how many frames are kept, and from when to when."""
         ends = float(self.begins + self.info.timing.frames / self.info.timing.rate)
         kept = f"{self.info.timing.shown} of {self.stated} frames, {float(self.begins):.2f} s to {ends:.2f} s"
         return f"kept the longest run without damage: {kept}"
 
     def check(self, limit: str) -> None:
-        """Refuse it if more frames are left out than `limit`, see `allowed_frames`."""
+        """Raise SourceError if more frames are left out than `limit` allows, see `allowed_frames`."""
         allowed = allowed_frames(limit, self.stated)
         if self.bad_frames > allowed:
             raise _refused(
@@ -82,8 +83,8 @@ class Salvaged:
 def allowed_frames(limit: str, stated: int) -> int:
     """Return how many frames of a source may be left out.
 
-    `limit`: A number of frames such as "100", or a percentage such as "2.5%". `stated`: frames of the undamaged
-    source.
+    `limit`: a number of frames such as "100", or a percentage such as "2.5%". `stated`: number of frames of the
+    undamaged source.
     """
     number, percent = limit.removesuffix("%"), limit.endswith("%")
     try:
@@ -100,7 +101,8 @@ def allowed_frames(limit: str, stated: int) -> int:
 def longest_run(gops: Sequence[tuple[int, int]]) -> range:
     """Return the packets of the longest run without damage, the first of equally long ones; empty if there is none.
 
-    A run consists of whole GOPs and the good packets at the start of the next one.
+    A run consists of undamaged GOPs and the good packets at the start of the next GOP. `gops`: for each GOP, the number
+    of its packets, and of good packets at its start.
     """
     longest, first, at = range(0), 0, 0
     for packets, good in gops:
@@ -112,7 +114,10 @@ def longest_run(gops: Sequence[tuple[int, int]]) -> range:
 
 
 def clean_cut(times: Sequence[int], most: int) -> int:
-    """Return the largest number of first packets, at most `most`, that are all shown before all others."""
+    """Return the largest n, at most `most`, for which the first n packets are shown before all others.
+
+    `times`: presentation times of the packets, in decode order.
+    """
     latest = np.maximum.accumulate(np.asarray(times, np.int64))
     earliest = np.minimum.accumulate(np.asarray(times[::-1], np.int64))[::-1]
     clean = np.flatnonzero(latest[:-1] < earliest[1:]) + 1
@@ -133,11 +138,11 @@ def salvage(
         raise _refused(f"packets in {source.container} cannot be located after damage")
     if seen.codec != Codec.H264.label and not truncated:
         raise _refused(f"decoders do not report all damage in {seen.codec}")
-    # A deinterlaced frame depends on its neighbours, and H.264 4:4:4 on the version of x264 in the first packet.
+    # A deinterlaced frame depends on its neighbours, and decoding H.264 4:4:4 on the x264 version in the first packet.
     if seen.interlaced or "444" in seen.pix_fmt:
         raise _refused("interlaced and 4:4:4 video does not decode from every key frame as from the first")
     report(limits.transcode_seconds(frames=seen.timing.shown, pixels=seen.width * seen.height))
-    # At a constant rate, a frame that is missing where the run ends inside a group shows.
+    # The run may end inside a GOP only at a constant rate, at which a missing frame would leave a hole.
     found = _Search(source, truncated=truncated, inside=seen.timing.kind == "constant")
     if not found.run:
         raise _refused("no group of pictures begins without damage")
@@ -155,9 +160,11 @@ def salvage(
 
 
 class _Search:
-    """Reads and judges all packets of a damaged source's video.
+    """Reads all packets of a damaged source's video, and finds the longest run without damage.
 
-    `stated`: frames of the undamaged source.
+    `inside`: whether the run may end inside a GOP. Attributes: `stated`, the number of frames of the undamaged source;
+    `run`, the packets of the run; `is_inside`, whether it ends inside a GOP; `times` of its packets, and their minimum
+    `start`, in ticks.
     """
 
     def __init__(self, source: OpenSource, *, truncated: bool, inside: bool) -> None:
@@ -179,7 +186,7 @@ class _Search:
                 truncated = True
             gops[-1].end()
             self.stated = _stated(container, stream, times) if truncated else max(len(times), stream.frames)
-        # Where packets are missing at the end, they belong to the last group.
+        # If packets are missing at the end, the last GOP is incomplete.
         if truncated or len(times) != self.stated:
             gops[-1].mark(gops[-1].packets)
         self.run = longest_run([(gop.packets, gop.good if inside or gop.is_whole else 0) for gop in gops])
@@ -205,7 +212,7 @@ class _Gop:
     def add(self, packet: Any) -> None:
         """Take the next packet."""
         self._times.append(packet.pts or 0)
-        # An edit list hides packets for discarding; a sample would show them.
+        # Packets that an edit list hides count as damaged, because the temporary file would show them.
         if packet.is_corrupt or packet.is_discard or packet.pts is None:
             self.mark(self.packets)
         self._decode(packet)
@@ -215,20 +222,20 @@ class _Gop:
         self.packets += 1
 
     def end(self) -> None:
-        """Judge it after its last packet."""
+        """Finish the group after its last packet: mark it as damaged from its start if decoding cannot begin there."""
         self._decode(None)
         times = np.sort(np.asarray(self._times[: self._read], np.int64))
         begins = self._read > 0 and len(self._access.keys(times, self._read)) == 1
         if self._context is not None:
             self._context.flush_buffers()
-            # Damage without a complaint may be anywhere.
+            # If frames are missing without any error, the damage may be anywhere in the group.
             begins &= self._frames == self.packets or not self.is_whole
         if not begins:
             self.mark(0)
 
     @property
     def good(self) -> int:
-        """Packets at its start that are free of damage and shown before all others."""
+        """Number of packets at the group's start that are free of damage and shown before all its other packets."""
         return self.packets if self.is_whole else clean_cut(self._times, self._before)
 
     def mark(self, packet: int) -> None:
@@ -259,7 +266,7 @@ def _packets(container: InputContainer, streams: Sequence[int]) -> Iterator[Any]
 
 
 def _stated(container: InputContainer, stream: VideoStream, times: Sequence[int | None]) -> int:
-    """Return the frames of a truncated video before it was truncated, by the header's count or duration."""
+    """Return how many frames a truncated video had before, according to the header's count or duration."""
     rate, tick = fraction(stream.average_rate), fraction(stream.time_base)
     last = max((time for time in times if time is not None), default=0)
     lost = 0
@@ -269,7 +276,7 @@ def _stated(container: InputContainer, stream: VideoStream, times: Sequence[int 
 
 
 def _write(source: OpenSource, found: _Search, target: str, *, sound: bool) -> None:
-    """Write the packets that are kept, and the sound during them, with times that begin at 0."""
+    """Write the packets of the run, and the sound during it, with times that begin at 0."""
     decoded = decode_times([time - found.start for time in found.times])
     with open_demuxer(source.url, source.container) as container:
         picture = video_stream(container)

@@ -1,7 +1,7 @@
-"""Write pictures as JPEG with restart markers, of which `fastvid.decode.tiles` cuts the part that a crop shows.
+"""Write pictures as JPEG with restart markers, so that `fastvid.decode.tiles` can decode only the part in a crop.
 
-FFmpeg's encoder writes no restart markers but at the ends of rows, so Pillow's libjpeg-turbo encodes what ffmpeg hands
-over without loss. Its integer transform and the standard's Huffman tables give the same bytes on every CPU.
+FFmpeg's encoder writes restart markers only at the ends of rows. So ffmpeg writes lossless pictures, and Pillow's
+libjpeg-turbo encodes them. Its integer transform and the standard's Huffman tables give the same bytes on every CPU.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from fastvid.media.reasons import Reason
 from fastvid.runtime.arrays import UInt8Array
 
 _BLOCK: Final = 16  # pixels: side of the smallest unit that is decoded, with both chroma planes
-# Blocks from one marker to the next: 48 to 64 pixels decode fastest for their bytes; else the nearest that fits.
+# Numbers of blocks from one marker to the next, best first: 48 to 64 pixels are the best compromise of speed and size.
 _INTERVALS: Final = (4, 3, 5, 2, 7)
-# Steps of chroma per step of luma: then SSIM is that of H.264 in all three planes.
+# Ratio of chroma to luma steps of quantisation, relative to the standard's tables; so all three planes have the same
+# SSIM as in H.264.
 _CHROMA: Final = Fraction(20, 29)
 
 # ITU-T T.81, tables K.1 and K.2: steps of quantisation.
@@ -50,15 +51,19 @@ def encoder_version() -> str:
 
 
 def interval(width: int) -> int:
-    """Return the blocks from one restart marker to the next in pictures of a width; a whole row if none divides it."""
+    """Return the number of blocks from one restart marker to the next, for a width in pixels.
+
+    A whole row of blocks if none of the usual numbers divides it.
+    """
     row = -(-width // _BLOCK)
     return next((blocks for blocks in _INTERVALS if row % blocks == 0), row)
 
 
 def write_tiles(descriptor: int, rate: Fraction, percent: int) -> bytes:
-    """Return an MP4 with JPEG pictures, of an MP4 without loss.
+    """Return an MP4 of JPEG pictures, made from a lossless MP4.
 
-    `descriptor`: its open file. `rate`: its frames per second. `percent`: steps of luma, in percent of the standard's.
+    `descriptor`: the open file of the lossless MP4. `rate`: its frames per second. `percent`: steps of quantisation of
+    luma, in percent of the standard's.
     """
     with open_demuxer(f"file:/dev/fd/{descriptor}", "mov") as source:
         stream = video_stream(source)
@@ -82,7 +87,7 @@ def _encoded(frames: Iterator[VideoFrame], rate: Fraction, percent: int) -> Iter
         if frame.pts is None or frame.time_base is None or frame.pts * frame.time_base * rate != number:
             raise SourceError(f"frame {number} is not on the grid of {rate} a second", reason=Reason.VERIFY_FAILED)
         y, u, v = (_plane(frame, number) for number in range(3))
-        # libjpeg takes the mean of four equal levels of chroma: the level itself.
+        # Repeat each chroma level four times: libjpeg takes the mean of the four, which is the level itself.
         picture = np.dstack([y, *(np.repeat(np.repeat(plane, 2, 0), 2, 1) for plane in (u, v))])
         target = io.BytesIO()
         Image.fromarray(picture, "YCbCr").save(
@@ -96,7 +101,7 @@ def _encoded(frames: Iterator[VideoFrame], rate: Fraction, percent: int) -> Iter
 
 
 def _scaled(steps: Sequence[int], percent: int) -> list[int]:
-    """Return a table as libjpeg scales it."""
+    """Return a table of quantisation steps, scaled as libjpeg does."""
     return [min(max((step * percent + 50) // 100, 1), 255) for step in steps]
 
 

@@ -5,9 +5,10 @@ ffmpeg's demuxer or video decoder reports any error, or if a frame is marked as 
 decoders are ignored. Not all damage is detected: decoders of HEVC, VP9 and MJPEG decode most flipped bits without an
 error.
 
-Each sample is decoded once, from memory, and checked against the guarantees of the format. The flow of a sample is
-estimated from it and encoded at the same quality, with one frame in memory at a time; it takes about as many bytes. One
-level is 0.16 pixels. With DIS flow takes longer than RGB, with TV-L1 far longer.
+Each encoded sample is decoded once, from memory, and checked against the guarantees of the format. The flow of a sample
+is estimated from the encoded sample and encoded at the same quality, with one frame in memory at a time; it takes about
+as many bytes. One level of flow is 0.16 pixels by default. Flow takes longer than RGB with DIS, and far longer with
+TV-L1.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def _failure(message: str) -> SourceError:
 # Limits on the stored log: for damaged streams ffmpeg prints endlessly.
 _MAX_LOG_LINES: Final = 200
 _MAX_LINE_BYTES: Final = 2000
-# Ends of log lines when a disk or quota is full.
+# How log lines end when a disk or quota is full.
 _FULL: Final = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 # Limits on the excerpt of the log in an error message.
 _EXCERPT_LINES: Final = 3
@@ -144,9 +145,9 @@ def transcode(
     window: DecodeWindow,
     patience: float = 1.0,
 ) -> list[bytes]:
-    """Encode a source, or parts of it, in one pass.
+    """Encode a source, or parts of it, in one pass; return the MP4s.
 
-    `parts`: frames of each MP4, see `build_command`.
+    `parts`: frames of each MP4, see `build_command`. `window`: what to decode. `patience`: factor of the time limit.
     """
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(temporary_file()) for _ in parts]
@@ -160,7 +161,7 @@ def transcode(
 
 
 def _sample(descriptor: int, profile: Profile, rate: Fraction) -> bytes:
-    """Return the MP4 of a sample, of what ffmpeg wrote to a file."""
+    """Return the MP4 of a sample: what ffmpeg wrote to a file, or for tiles an MP4 of JPEGs made from it."""
     return write_tiles(descriptor, rate, profile.crf) if profile.is_tiled else contents(descriptor)
 
 
@@ -222,12 +223,12 @@ def run_ffmpeg(
     assert process.stderr is not None
     reader = threading.Thread(target=log.read, args=(process.stderr,), daemon=True)
     deadline = time.monotonic() + seconds
-    # If the program stops reading, writing to it would block forever.
+    # Kill ffmpeg after the time limit: if it stops reading, writing to it would block forever.
     killer = threading.Timer(seconds, process.kill)
     try:
         reader.start()
         with contextlib.suppress(ProcessLookupError):
-            # Twice the wall time, so that for a single thread the wall-time limit applies first.
+            # Allow twice the wall time, so that for a single thread the wall-time limit applies first.
             confine_child(process.pid, limits, cpu_seconds=2 * seconds)
         if stdin is not None and process.stdin is not None:
             killer.start()
@@ -235,7 +236,7 @@ def run_ffmpeg(
             with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
                 for data in stdin:
                     pipe.write(data)
-        # Join the reader, which ends when the process does: Popen.wait with a timeout would poll.
+        # Wait for the thread that reads the log, which ends when ffmpeg does; Popen.wait with a timeout would poll.
         reader.join(max(0.0, deadline - time.monotonic()))
         log.status = process.wait(timeout=max(0.0, deadline - time.monotonic()))
         if log.status == -signal.SIGKILL and time.monotonic() >= deadline:
@@ -283,10 +284,10 @@ def _check_log(log: FfmpegLog, info: SourceInfo, *, whole: bool) -> None:
         raise SourceError(f"ffmpeg exited with {log.status}: {said}", reason=Reason.ENCODE_FAILED)
     if not decoded:
         raise SourceError(f"no frame decodes from {packets} packets: {said}", reason=Reason.NO_FRAMES)
-    # An edit list hides pictures whose references a cut left out, not what the decoder says of these references.
+    # In a cut MP4, the edit list hides pictures without references; ignore the errors that their decoding reports.
     hides = info.container == "mov" and info.timing.shown <= decoded < packets
     if complaints and not (hides and set(complaints) == {_UNREFERENCED}):
-        # After the end of a part, ffmpeg decodes a few frames more; how many depends on its threads.
+        # Counts are meaningless for parts: ffmpeg decodes some frames after the end, depending on its threads.
         what = f"{decoded} frames decode from {packets} packets, with errors" if whole else "frames decode with errors"
         raise SourceError(f"{what}: {said}", reason=Reason.DAMAGED)
     slack = _MPEG4_SLACK if "mpeg4" in info.codec else 0
@@ -308,9 +309,9 @@ def _video_error(line: str, others: frozenset[str]) -> str | None:
     return text
 
 
-# Wall time per frame and megapixel: far more than one core needs for DIS.
+# Limits of the wall time in seconds per frame and megapixel, far above what one core needs.
 _SECONDS_PER_MEGAPIXEL: Final = {"dis": 2.0, "tvl1": 180.0}
-# Allowed change of a frame's mean level by encoding. A wrong range, matrix or size changes it more.
+# Largest allowed change of a frame's mean level by encoding. A wrong range, matrix or size changes it more.
 _MEAN_LEVELS: Final = 3.0
 
 
@@ -364,7 +365,7 @@ def _flow_command(settings: Settings, size: tuple[int, int], rate: Fraction, fra
     command = [settings.build.path, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+verbose", "-y"]
     command += ["-f", "rawvideo", "-pixel_format", pix_fmt, "-video_size", f"{size[0]}x{size[1]}"]
     command += ["-framerate", str(rate), "-threads", "1", "-i", "pipe:0", "-map", "0:v:0"]
-    # Tagged full range on both sides, so that no build of ffmpeg inserts a conversion.
+    # Tag input and output as full range, so that no build of ffmpeg inserts a conversion.
     command += ["-filter:v", f"{tagged(full_range=True)},setsar=1"]
     for name, value in output_options(profile, size, frames=frames, full_range=True).items():
         command += [f"-{name}", str(value)]

@@ -1,13 +1,13 @@
-"""Engines, which process sources, and the one that does it in processes on this machine.
-
+"""What an engine, which processes sources, must do; and the engine that uses processes on this machine.
 An engine takes tasks and yields one outcome for each, in any order, even if workers die. Consecutive tasks of one file
 should go to one worker, which then fetches and probes it once (`fastvid.sharding.work.tasks`). The engine decides
 nothing else: the job decides what is encoded, what is retried, where samples are written and what goes into the ledger,
 so every engine produces the same bytes. A new engine is a class with `run` and `close`, and a line in ENGINES.
 
-The child runs a module of fastvid in a new interpreter. Messages (`fastvid.runtime.processes`) go through its standard
-input and output; its standard error is stored. When the job dies, its children and their children die as well. If one
-crashes or hangs, only the task that it worked on gets a transient outcome.
+A worker is a child process (`Child`) that runs a module of fastvid in a new interpreter. Messages
+(`fastvid.runtime.processes`) go through its standard input and output; its standard error goes to a file. When the job
+dies, its children and their children die as well. If a child crashes or hangs, only the task that it worked on gets a
+transient outcome, which means that the job retries it.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from fastvid.sharding.work.tasks import Outcome, SourceTask, group_by_file
 class Engine(Protocol):
     """Runs tasks in other processes or machines.
 
-    Tasks of one file are a call of `fastvid.sharding.work.encode.encode_clips`, which may crash, hang or return
-    garbage; bytes and verdicts are the same if each task is called by itself.
+    Tasks of one file go to one call of `fastvid.sharding.work.encode.encode_clips`, which may crash, hang or return
+    garbage. The outcomes are the same as with one call for each task.
     """
 
     def __init__(self, settings: Settings, workers: int | None = None, address: str | None = None) -> None: ...
 
     def run(self, tasks: Iterable[SourceTask]) -> Iterator[Outcome]:
-        """Encode the tasks' sources, taking a task only when a worker has room for it. May be called again.
+        """Encode the tasks' sources, taking a task only when a worker is free. May be called again.
 
         If a task's process or machine died, its outcome is transient.
         """
@@ -75,9 +75,9 @@ ENGINES: Final = {
 
 
 def open_engine(name: str, settings: Settings, *, workers: int | None = None, address: str | None = None) -> Any:
-    """Create an engine by name, an `Engine` or one that `fastvid.sharding.job.run.Job.run` describes.
+    """Create an engine by name: an `Engine`, or one with `make_shards`, see `fastvid.sharding.job.run.Job.run`.
 
-    It starts no process yet.
+    No process is started yet.
     """
     if name not in ENGINES:
         raise UsageError(f"unknown engine {name!r}", hint=f"use one of {', '.join(ENGINES)}")
@@ -95,7 +95,7 @@ class Child:
     """The job's end of the connection: starts a child process and exchanges messages with it."""
 
     def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
-        # With this copy of fastvid first.
+        # Let the child import this copy of fastvid.
         path = os.pathsep.join(filter(None, (str(Path(fastvid.__file__).parents[1]), os.environ.get("PYTHONPATH"))))
         # A file, not a pipe, so that nothing has to read it while the child runs.
         self._stderr: IO[bytes] = tempfile.TemporaryFile(prefix="fastvid-child-")  # noqa: SIM115
@@ -182,7 +182,7 @@ def _read_messages(source: IO[bytes], messages: queue.SimpleQueue[dict[str, Any]
             body = source.read(piece_size(start) - HEADER_BYTES)
             messages.put(unpack(start + body)[0])
     finally:
-        # The job is gone: nothing needs a result any more.
+        # The job is gone, and no result is needed any more: kill this process and its children.
         os.killpg(0, signal.SIGKILL)
 
 
@@ -280,7 +280,7 @@ class LocalEngine:
         reason, message = Reason.CRASHED, f"the worker {how} in phase {worker.phase}{f': {error}' if error else ''}"
         if stuck:
             reason, message = Reason.TIMEOUT, f"phase {worker.phase} exceeded its limit of {worker.allowed:.0f} s"
-        # Other clips of the file are not to blame, and go to another worker.
+        # Only the tasks in progress can have caused this; the others of the file go to another worker.
         blamed = [index for index in worker.tasks if index in worker.current]
         if worker.phase == "start":
             blamed = blamed[:1]
@@ -291,7 +291,7 @@ class LocalEngine:
 
 
 class _WorkerProcess(Child):
-    """One worker process, its unfinished tasks by index, those that it works on, and its phase."""
+    """One worker process: its unfinished tasks by index, the indices of those in progress, and its current phase."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__("fastvid.sharding.engines.worker")

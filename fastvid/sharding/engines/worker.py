@@ -1,9 +1,9 @@
 """The worker process, which parses untrusted files.
 
 `fastvid.sharding.engines.local` starts and may kill it. It reads messages (see `fastvid.runtime.processes`) from
-its standard input, first the job's settings, then groups of tasks, each of one file. It writes phases, the tasks that
-they concern, and outcomes to its standard output. When its input closes, because the job has finished or died, it kills
-itself and its ffmpeg at once.
+its standard input: first the job's settings, then groups of tasks, each of one file. It writes messages to its standard
+output: the phase that begins and its time limit, the tasks that it begins, and outcomes. When its input closes, because
+the job has finished or died, it kills itself and its ffmpeg at once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def main() -> None:
     """Process tasks until the input closes."""
     parent = Parent()
     settings = parse_record(parent.messages.get(), Settings, "settings")
-    # Threads of the library that fetches sources: by default one per core, and each reserves 64 MiB or more of the
-    # address space, which is limited here.
+    # Limit the threads of the library that fetches sources: by default there is one per core, and each reserves 64 MiB
+    # or more of the address space, which is limited in this process.
     os.environ.setdefault("TOKIO_WORKER_THREADS", _FETCH_THREADS)
     confine(settings.limits)
 

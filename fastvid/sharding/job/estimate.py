@@ -31,7 +31,7 @@ from fastvid.storage import LocalStorage
 _LOG = logging.getLogger(__name__)
 
 SAMPLED: Final = 24
-"""Sources that are encoded for an estimate; `fastvid tune` takes as many."""
+"""Default number of sources that are encoded for an estimate, and by `fastvid tune`."""
 
 # Quantile of the normal distribution for an interval that contains 95 % of its values.
 _QUANTILE: Final = statistics.NormalDist().inv_cdf(0.975)
@@ -45,7 +45,7 @@ class Amount:
     error: float | None
 
     def text(self, show: Callable[[float], str]) -> str:
-        """Return the total and its interval, such as ``2.5 TB (±12 %)``; the end if it is twice as much."""
+        """Return the total and its interval, such as ``2.5 TB (±12 %)``; a wide interval as ``(at most 5 TB)``."""
         if self.error is None:
             return f"{show(self.total)} (± unknown)"
         if self.error > self.total:
@@ -55,7 +55,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What it takes to encode all sources."""
+    """The estimated size and time of encoding all sources."""
 
     videos: int
     sampled: int
@@ -75,7 +75,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What a job would do, and what it would take."""
+    """The result of a dry run: the sources that a job would encode, and the estimate of its size and time."""
 
     found: SourceList
     estimate: Estimate
@@ -107,7 +107,7 @@ class DryRun:
 def extrapolate(values: Sequence[float], total: int) -> Amount:
     """Estimate a total from a simple random sample without replacement.
 
-    The interval is that of Student's distribution, with the correction for a finite population.
+    The 95 % interval uses Student's distribution and the correction for a finite population.
     """
     number = len(values)
     mean = statistics.fmean(values)
@@ -120,7 +120,7 @@ def extrapolate(values: Sequence[float], total: int) -> Amount:
 
 
 def draw_sources(sources: Sequence[Source], number: int, seed: int) -> list[Source]:
-    """Return a random sample of sources, in their order."""
+    """Return a random sample of sources, in the order in which they are listed."""
     picks = np.random.default_rng(seed).choice(len(sources), min(number, len(sources)), replace=False)
     return [sources[place] for place in sorted(picks.tolist())]
 

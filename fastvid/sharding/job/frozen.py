@@ -1,7 +1,8 @@
-"""Freezes the sources of a job: the first process that runs it stores them by shard, and all others read that.
+"""Freezes the sources of a job: the first process that runs it stores the list by shard, and all others read it.
 
-So files that arrive later do not stop a job, and a part of a long list reads its own shards only. Sources are stored
-next to the record of the job: a blob for each shard, and a head with the place of each.
+So new files in the folders do not prevent that a job resumes, and a part of a job reads only the sources of its own
+shards. The list is stored next to the record of the job, in two files: one has a compressed JSON for each shard, the
+other says where each of these begins.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 
 _FOLDER: Final = f"{LEDGER_PARTS}/plan"
 _NAME_DIGITS: Final = 16
-_LISTED: Final = ("sources", "annotations", "root")  # what an identity says of the sources
+_LISTED: Final = ("sources", "annotations", "root")  # the fields of a job's identity about its sources
 _FIELDS: Final = {one.name: one.default for one in fields(Source)}
 
 
@@ -43,7 +44,7 @@ Roots = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
 
 
 def given_sources(roots: Roots, annotations: Sequence[str] | str | None, **looking: Any) -> dict[str, Any]:
-    """Return what names the sources of a job, as JSON: two processes that were given the same list the same files."""
+    """Return the arguments that name a job's sources, as JSON: if they are equal, two processes list the same files."""
     paths = [os.fspath(root) for root in ([roots] if isinstance(roots, str | os.PathLike) else roots)]
     places = [path if is_remote(path) else os.path.abspath(path) for path in paths]
     if missing := next((path for path in places if not is_remote(path) and not os.path.exists(path)), None):
@@ -54,10 +55,10 @@ def given_sources(roots: Roots, annotations: Sequence[str] | str | None, **looki
 def starting(
     storage: Storage, sources: Roots, annotations: Any, looking: Mapping[str, Any], part: JobPart | None, make: Any
 ) -> Callable[[], Any]:
-    """Return a call of `start_work` for a folder that is locked by then.
+    """Return a function that calls `start_work`; the caller calls it when the folder is locked.
 
-    The sources of a new job are listed now, so that a mistake in them leaves no local folder behind. Of those of a part
-    only local ones are looked for: one of the parts lists them all.
+    The sources of a new job are listed at once, so that if they are wrong no folder is made. For a part of a job only
+    the existence of local sources is checked here: the first of the parts lists them.
     """
     given = given_sources(sources, annotations, **looking)
     gather = partial(gather_sources, sources, annotations, **looking)
@@ -74,10 +75,11 @@ def start_work(
     gather: Callable[[], SourceList],
     make: Callable[[SourceList], Any],
 ) -> Any:
-    """Return what `make` makes of the sources that the job here froze, or of those found now, which it freezes.
+    """Return `make` of the job's frozen sources; if there are none, list the sources and freeze them.
 
-    `storage`: the folder of the job's records. `given`: what names the sources, as JSON; a job that was given others
-    lists them anew. `gather`: lists the sources. A part that finds the list frozen does not call it.
+    `storage`: the folder of the job's records. `given`: see `given_sources`; the frozen list is used only if it is the
+    same as when the job began. `gather`: lists the sources; not called for a part of a job that finds a frozen list.
+    `make`: makes the work, or a report, from a list of sources.
     """
     staging = Staging(storage)
     with nullcontext(True) if part is None else first_of(storage, lambda: staging.job() is not None):
@@ -89,7 +91,7 @@ def start_work(
             return make(found)
         work = make(gather())
         if isinstance(work, ShardWork) and begun is None and not storage.exists(DATASET_JSON):
-            # A query may be a signature, which is a secret, and expires.
+            # Do not store URLs with a query, which may be a signature: that is secret, and expires.
             if not any("?" in source.path and is_remote(source.path) for source in work.found.sources):
                 _freeze(storage, work, given)
             work.is_begun = staging.begin(work.identity) is None
@@ -97,7 +99,7 @@ def start_work(
 
 
 def _tell(changes: Changes, storage: Storage) -> None:
-    """Log what became of the sources since they were listed; raise JobError if their annotations changed."""
+    """Log which sources are new, changed or gone since they were listed; raise JobError if annotations changed."""
     if changes.annotated:
         raise JobError(
             f"the annotations of {things(len(changes.annotated), 'source')} have changed since the unfinished job here"
@@ -124,7 +126,7 @@ def _freeze(storage: Storage, work: ShardWork, given: Mapping[str, Any]) -> None
 def _thaw(
     storage: Storage, identity: Mapping[str, Any] | None, given: Mapping[str, Any], part: JobPart | None
 ) -> SourceList | None:
-    """Return the frozen sources, of a part only its own; None if there are none, or the job was given others."""
+    """Return the frozen sources, for a part of a job only its own; None if there are none, or `given` differs."""
     if identity is None or "order" not in identity or not storage.exists(f"{_name(identity)}.json"):
         return None
     name = _name(identity)
@@ -149,13 +151,13 @@ def _read(storage: Storage, name: str, places: Sequence[tuple[int, int]]) -> Ite
 
 
 def _name(identity: Mapping[str, Any]) -> str:
-    # Another encoder may replace the identity of a job, but not its sources.
+    # Not the whole identity, which changes if the job is resumed with another encoder, but only its sources.
     told = digest([identity.get(key) for key in ("sources", "annotations", "order")])
     return f"{_FOLDER}/{told[:_NAME_DIGITS]}"
 
 
 def _to_json(source: Source) -> dict[str, Any]:
-    """Return the fields of a source that are not the default."""
+    """Return the fields of a source that differ from their default, as JSON."""
     told = {name: value for name, default in _FIELDS.items() if (value := getattr(source, name)) != default}
     return told | {"columns": columns_to_json(told["columns"])}
 

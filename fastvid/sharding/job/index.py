@@ -1,7 +1,7 @@
 """Indexes the videos of tars that other tools wrote: one shard for each tar, which stays as it is.
 
 Makes a dataset of such tars, and rebuilds the sidecars of any dataset. Each video is indexed and verified in a worker
-process (`fastvid.media.prove`); one that cannot be indexed gets a row in the ledger.
+process (`fastvid.media.prove`). A video that cannot be indexed is rejected, and the ledger says why.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def open_tar(storage: LocalStorage, stem: str, path: str) -> IndexedTar:
 
 
 class IndexShards(SourceWork):
-    """Indexes the videos of tars, which are its shards.
+    """Indexes the videos of tars; each tar is a shard.
 
-    `tars`: the tars; keys are unique among the samples of all. `chosen`: of those to index, the keys that a dataset
-    lists; None for any.
+    `tars`: all tars of the dataset, among whose samples keys must be unique. `chosen`: the tars to index, each with the
+    keys that an existing dataset lists; None to index all tars with any keys.
     """
 
     profile: Mapping[str, Any] = {"name": FOREIGN}
@@ -102,7 +102,7 @@ class IndexShards(SourceWork):
                 source = sample.source(*keys[tar.stem, sample.first], path)
                 self._inside[source.id] = source, sample.video
                 if sample.problem is None:
-                    # A worker reads the tar, whose folder tells a missing disk from a missing file.
+                    # The worker opens the tar in the dataset's folder: if the folder is gone too, a disk is missing.
                     shards[tar.stem].append(replace(source, path=str(storage.path(f"{tar.stem}.tar"))))
         sources += [source for source, _ in self._inside.values()]
         stems = [stem for stem in shards if chosen is None or stem in chosen]
@@ -120,16 +120,16 @@ class IndexShards(SourceWork):
         }
 
     def order(self, shard: int) -> Sequence[int]:
-        """See `ShardWork`: as they lie in the tar."""
+        """See `ShardWork`: in the order of the tar."""
         return range(len(self.shards[shard]))
 
     def committed_identity(self, parts: Sequence[Part]) -> Mapping[str, Any]:
-        """Return what tells the tars, wherever they lie."""
+        """Return the identity that the dataset records: names, sizes and SHA-256 of the tars, not their paths."""
         records = shard_records(parts, self.profile)
         return {"tars": [[record.name, record.bytes, record.sha256] for record in records], "profile": FOREIGN}
 
     def row(self, source: Source, outcome: Outcome, stem: str) -> Row:
-        """See `ShardWork`. The video stays unchanged; the blobs of the outcome are its index."""
+        """See `ShardWork`. The video stays unchanged, so `bytes_out` is its size."""
         row = super().row(self._inside[source.id][0], outcome, stem)
         return row | {"bytes_out": source.size if outcome.reason is None else None}
 
@@ -146,7 +146,7 @@ class IndexShards(SourceWork):
         yield PackedSample(encode_name(source.id), source.key, *facts), sample
 
     def pack(self, shard: int, samples: Iterator[IndexedSample]) -> TarDigest | None:
-        """Write the sidecars of a tar, unless there is nothing to index."""
+        """Write the sidecars of a tar, unless it has no sample that could be indexed."""
         stem, found = self.stems[shard], list(samples)
         if self._chosen is not None:
             _check_keys(stem, [sample.key for sample in found], self._chosen[stem])
@@ -263,8 +263,8 @@ def rebuild(
         # Keys must be unique among the samples of all tars, also of those that are not indexed now.
         settings, how = index_settings(None, Proof.ALL), How(workers=workers, command="index")
         work = IndexShards(storage, tars, settings, chosen={stem: wanted[stem] for stem in foreign if stem in chosen})
-        # A rebuild begins anew after an interruption: its records are not kept with the dataset.
-        # It keeps blocked samples too, because the rows of the annotations belong to them; hidden ones stay hidden.
+        # Records are in a temporary folder, so an interrupted rebuild starts from the beginning. Blocked samples are
+        # indexed too, because the annotations have rows for them; hidden samples stay hidden.
         with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
             Job(work, how, records=LocalStorage(folder)).run(how.open_engine(settings))
     if is_old:
@@ -298,7 +298,7 @@ def _check_tar(storage: Storage, record: ShardRecord) -> None:
 
 
 def _tars(storage: LocalStorage, paths: Sequence[str], *, linked: bool) -> list[IndexedTar]:
-    """Return the tars, linked into the folder under the names of shards, or as they are there."""
+    """Return the tars: linked into the folder under the names of shards, or unchanged if they are there already."""
     tars = []
     for number, path in enumerate(paths):
         stem = shard_stem(number) if linked else os.path.basename(path).removesuffix(".tar")
@@ -318,7 +318,10 @@ def _common_folder(paths: Sequence[str]) -> str:
 
 
 def _check_sidecar(storage: Storage, stem: str) -> None:
-    """Refuse to overwrite another tool's table: video2dataset writes ``00000.parquet`` next to ``00000.tar``."""
+    """Raise UsageError if a sidecar would overwrite another tool's table.
+
+    For example, video2dataset writes ``00000.parquet`` next to ``00000.tar``.
+    """
     name = f"{stem}.parquet"
     if not storage.exists(name):
         return
@@ -334,7 +337,7 @@ def _check_sidecar(storage: Storage, stem: str) -> None:
 
 def _link(path: str, storage: LocalStorage, stem: str) -> None:
     target, source = storage.path(f"{stem}.tar"), os.path.realpath(path)
-    # Other parts of the job may be reading the tar under this name, or linking it at this moment.
+    # Link under a temporary name and rename: other parts of the job may be reading or linking the tar at this moment.
     new = target.with_name(f"{target.name}.{namespace()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

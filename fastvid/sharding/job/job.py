@@ -1,8 +1,8 @@
 """The sharding job: makes a dataset of raw videos; if killed at any moment, it resumes when run again.
 
-Every source gets one ledger row. The output is a function of the sources, the profile and the encoder build; the number
-of workers, the order in which they finish and interruptions do not change it. `run` is the way of all jobs that make a
-dataset, of whatever work: encode, index, or take over a LeRobot dataset.
+Every source gets one ledger row. The output depends only on the sources, the profile and the encoder build, not on the
+number of workers, the order in which they finish, or interruptions. `run` is the common procedure of all jobs that make
+a dataset, whether they encode, index, or import a LeRobot dataset.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _ID_DIGITS = 32
 _LOG = logging.getLogger(__name__)
 
 MAX_SECONDS: Final = 600.0
-"""Longer videos are split into parts."""
+"""Maximum duration of a sample in seconds, by default; longer videos are split."""
 
 UNDIVIDED: Final = 1e9
-"""Longer than any sample, in seconds."""
+"""A maximum duration in seconds that no video reaches, so that none is split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class JobReport:
 
 
 Commit = Callable[[ShardWork, Sequence[Part], str], pa.Table]
-"""Makes what a job has made part of a dataset, and returns the ledger rows of its sources; the text is its command."""
+"""Commits the shards of a job, and returns the ledger rows of its sources; the text is the name of the command."""
 
 
 def commit_job(work: ShardWork, parts: Sequence[Part], command: str) -> pa.Table:
@@ -134,12 +134,12 @@ def run(
         work = prepare()
         if isinstance(work, JobReport):
             if how.mine is None:
-                lease.end()  # a run that was killed when all was done left its record
+                lease.end()  # delete the record of a run that was killed when everything was done
             return work
         tell_sources(work)
         job, blocked = Job(work, how, home=storage), read_blocked(storage)
         if work.storage.exists(DATASET_JSON):
-            # A job that was killed after its commit only has to delete its files.
+            # If this job was killed after its commit, only its temporary files have to be deleted.
             is_own = job.staging.job() == work.identity
             ledger = read_ledger(storage)[0] if is_own else finished_ledger(storage, work.identity, work.found)
         else:
@@ -154,7 +154,7 @@ def run(
 
 
 def tell_sources(work: ShardWork) -> None:
-    """Log what a job was given, before it works for hours."""
+    """Log the number of videos and classes, and the size, so that a mistake shows before the job works for hours."""
     found, cameras = work.found, work.sources_per_sample
     number = things(len(found.sources) // cameras, "video" if cameras == 1 else "episode")
     of = f" of {cameras} cameras" if cameras > 1 else f" in {count(len(found.classes))} classes" * bool(found.classes)
@@ -162,7 +162,7 @@ def tell_sources(work: ShardWork) -> None:
 
 
 def hide_sources(annotations: pa.Table, sources: Collection[str]) -> pa.Table:
-    """Return annotations in which all samples of some sources, given by their ids, are removed."""
+    """Return annotations in which all samples of some sources, given by their ids, are marked as removed."""
     named = pc.is_in(annotations["source_id"], value_set=pa.array(sorted(sources), pa.string()))
     return hide_rows(annotations, named) if sources else annotations
 
@@ -173,7 +173,7 @@ def hide_rows(annotations: pa.Table, rows: Any) -> pa.Table:
 
 
 def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
-    """Return a table with other values of a column, in its type; a column that it lacks comes last."""
+    """Return a table with new values of a column, cast to its type; a new column is appended."""
     if name not in table.column_names:
         return table.append_column(name, values)
     field = table.schema.field(name)
@@ -193,7 +193,10 @@ def shard_records(parts: Sequence[Part], profile: Mapping[str, Any]) -> tuple[Sh
 def annotations_of(
     parts: Sequence[Part], found: SourceList, labels: Mapping[str, int], hidden: Collection[str]
 ) -> pa.Table:
-    """Return the annotations of the samples of the parts, in order; those of some sources are removed."""
+    """Return the annotations of all samples of the parts, in order.
+
+    `labels`: class index of each label. `hidden`: ids of sources whose samples are marked as removed.
+    """
     sources = {encode_name(source.id): source for source in found.sources}
     samples = [sample for part in parts for sample in part.samples]
     rows = [annotation_row(sample, sources[sample.source_id], labels) for sample in samples]
@@ -294,7 +297,7 @@ def run_job(
         max_bad_frames=max_bad_frames,
         limits=limits,
     )
-    how.open_engine(settings)  # a wrong one is told before sources are listed
+    how.open_engine(settings)  # raises for wrong arguments, before the slow listing of sources
     looking: dict[str, Any] = {"columns": columns, "class_names": class_names, "follow_links": follow_links}
     looking["rate"] = settings.profile.fps
     storage = open_storage(out)
@@ -368,7 +371,7 @@ def transcode_dataset(
         raise UsageError(f"sound of a dataset cannot be encoded as {audio!r}", hint="use copy or drop")
     old = open_storage(dataset)
     generation = read_generation(old)[1]
-    block(open_storage(out), read_blocked(old))  # what the old dataset refuses, the new one refuses too
+    block(open_storage(out), read_blocked(old))  # sources that the old dataset blocks are blocked in the new one too
     return run_job(
         [dataset],
         out,
@@ -389,7 +392,7 @@ def check_amounts(*, workers: int | None, samples_per_shard: int, max_seconds: f
 
 
 def finished_ledger(storage: Storage, identity: Mapping[str, Any], found: SourceList) -> pa.Table:
-    """Return the ledger of the existing dataset, if the same job made it of the same sources."""
+    """Return the ledger of the existing dataset, if the same job made it from the same sources; else raise."""
     name, hint = "its ledger", "choose another folder"
     # Videos in place are indexed again where they lie.
     again = ", `fastvid index DIR` what changed" if "proof" in identity else " or changed"
@@ -410,7 +413,7 @@ def finished_ledger(storage: Storage, identity: Mapping[str, Any], found: Source
 
 
 def _since(ledger: pa.Table, found: SourceList) -> Changes:
-    """Return how sources differ from those of a ledger."""
+    """Return which sources are new, changed or gone, compared with a ledger."""
     rows = {row["source_id"]: row for row in ledger.select(["source_id", "bytes_in", "source_tag"]).to_pylist()}
     now = {encode_name(source.id): source for source in found.sources}
     both = [(rows[name], now[name]) for name in sorted(rows.keys() & now.keys())]

@@ -1,5 +1,4 @@
-"""The ledger: one row per source, written in parts, one after each shard, while a job runs; and the block list.
-
+"""The ledger, with one row per source, and the block list. While a job runs, each finished shard adds a part of it.
 The block list has the SHA-256 of the bytes of sources that were taken down, which no job packs again. It is one JSON
 file, ``blocked.json``, swapped atomically; jobs read it when they begin and again when they commit.
 """
@@ -28,18 +27,18 @@ from fastvid.storage import Storage
 
 _METADATA: Final = b"fastvid"
 _ATTEMPTS: Final = 10
-# Hex digits of a source's SHA-256 that stand for its name: two of a billion sources share them once in 37 datasets.
+# Hex digits of a source's SHA-256 that replace its name. Of 37 datasets with a billion sources, one has a collision.
 _ID_DIGITS: Final = 16
 _GONE: Final = "removed:"
 CLIP: Final = r"#[\d.]*-[\d.]*$"
-"""What a source's id ends with if it is a clip: its seconds, either of which may be missing."""
+"""Pattern of the end of a clip's source id: its start and end in seconds, either of which may be missing."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedSample:
-    """A sample of a shard, for the annotations."""
+    """What the annotations need to know of a sample of a shard."""
 
     source_id: str
     key: str
@@ -96,7 +95,7 @@ def problem_row(source: Source, reason: Reason, message: str) -> Row:
 
 
 def blocked_row(digest: str) -> Row:
-    """Return the row of a source that was refused because its bytes are on the block list; it names nothing."""
+    """Return the row of a source that was refused because its hash is on the block list, without name and path."""
     return _nameless(f"{_GONE}{digest[:_ID_DIGITS]}", digest) | {
         "status": "rejected",
         "reason": Reason.BLOCKED.value,
@@ -105,10 +104,10 @@ def blocked_row(digest: str) -> Row:
 
 
 def removed_row(digest: str | None, message: str, *, number: int = 0) -> Row:
-    """Return the row of a source that was taken down; it names nothing.
+    """Return the row of a source that was taken down, without name and path.
 
-    `digest`: SHA-256 of the source's bytes, hex; None if nobody has hashed them. `number`: distinguishes the rows
-    of sources without a hash.
+    `digest`: SHA-256 of the source's bytes, hex; None if it is unknown. `number`: distinguishes the rows of sources
+    without a hash.
     """
     name = f"{_GONE}unknown-{number}" if digest is None else f"{_GONE}{digest[:_ID_DIGITS]}"
     return _nameless(name, digest) | {"status": "removed", "message": message}
@@ -125,13 +124,13 @@ def settle_rows(
 ) -> tuple[list[Row], set[str]]:
     """Return the rows of a finished job as its ledger stores them, and the sources whose samples must be hidden.
 
-    Hidden are sources that were blocked after they had been encoded; their rows lose their names. A source with the
-    same bytes as another one (and, for a clip, the same seconds) gets the warning ``duplicate``; the first by its id
-    is the original, so the result does not depend on who encoded what and when.
+    Samples of sources that were blocked after they had been encoded must be hidden; their rows lose their names. A
+    source with the same bytes as another one (and, for a clip, the same seconds) gets the warning ``duplicate``. The
+    one that is first by id is the original, so the result does not depend on the order of encoding.
 
-    `before`: rows of the dataset that the job adds to; their sources come first. `drop_duplicates`: whether to hide
-    duplicates. Their bytes are in the shards until `fastvid compact`: which are duplicates is known only after all
-    sources were read, by any number of machines.
+    `blocked`: SHA-256 of blocked sources. `before`: rows of the dataset that the job adds to; their sources count as
+    the originals. `drop_duplicates`: whether to hide duplicates. Their bytes stay in the shards until `fastvid
+    compact`, because duplicates are known only after all machines have read all sources.
     """
     first: dict[tuple[str, str], str] = {}
     for row in sorted(before, key=lambda row: row["source_id"]):
@@ -155,17 +154,20 @@ def settle_rows(
 
 
 def is_nameless(row: Row) -> bool:
-    """Return whether a row stands for a source that was taken down or blocked."""
+    """Return whether a row is of a source that was taken down or blocked, and so has no name."""
     return bool(row["source_id"].startswith(_GONE) and not row["path"])
 
 
 def whole_name(source_id: str) -> str:
-    """Return the name of the video of a source: without the seconds, for a clip."""
+    """Return the name of a source's video: the id, for a clip without its start and end."""
     return re.sub(CLIP, "", source_id)
 
 
 def _content(row: Row) -> tuple[str, str] | None:
-    """Return what two sources with the same samples have in common; None for a source that has none, or no hash."""
+    """Return a value that is equal for sources with the same content: the hash, and the seconds of a clip.
+
+    None for a source without samples or without a hash.
+    """
     if row["status"] != "packed" or row["source_sha256"] is None:
         return None
     clip = re.search(CLIP, row["source_id"])
@@ -178,7 +180,7 @@ def part_name(stem: str) -> str:
 
 
 def part_stems(storage: Storage) -> set[str]:
-    """Return the shards that have a part."""
+    """Return the names of the shards that have a part of the ledger, which are finished."""
     names = (name.removeprefix(f"{LEDGER_PARTS}/") for name in storage.list(f"{LEDGER_PARTS}/"))
     return {name.removesuffix(".parquet") for name in names if "/" not in name and name.endswith(".parquet")}
 
@@ -203,7 +205,10 @@ def write_ledger(storage: Storage, rows: Iterable[Row], identity: Mapping[str, A
 
 
 def edit_ledger(storage: Storage, edit: Callable[[list[Row]], list[Row] | None]) -> None:
-    """Replace the rows of a dataset's ledger by `edit`'s result; None leaves them. Retries if another was first."""
+    """Replace the rows of a dataset's ledger by the result of `edit`, unless that is None.
+
+    If another process changes the ledger meanwhile, `edit` is called again with the new rows.
+    """
     for _ in range(_ATTEMPTS):
         content = storage.read(LEDGER)
         table, extra = _parse(content, LEDGER)
@@ -227,7 +232,7 @@ def read_ledger(storage: Storage) -> tuple[pa.Table, dict[str, Any]]:
 
 
 def ledger_rows(storage: Storage, generation: Generation) -> list[Row]:
-    """Return the rows of a dataset's ledger; for a dataset without one, as far as its samples show."""
+    """Return the rows of a dataset's ledger; if there is none, derive rows from the annotations of its samples."""
     if storage.exists(LEDGER):
         known: list[Row] = read_ledger(storage)[0].to_pylist()
         return known
@@ -256,7 +261,7 @@ def _parse(data: bytes, name: str) -> tuple[pa.Table, dict[str, Any]]:
             # A ledger of an earlier version lacks columns that came later.
             if field_.name not in table.column_names:
                 table = table.append_column(field_, pa.nulls(table.num_rows, field_.type))
-        table.validate(full=True)  # that its text is text
+        table.validate(full=True)  # checks that texts are valid UTF-8
         metadata = (table.schema.metadata or {}).get(_METADATA, b"{}")
         return table, json.loads(metadata)
     except (ValueError, RecursionError) as error:
@@ -283,9 +288,9 @@ def read_blocked(storage: Storage) -> tuple[str, ...]:
 
 
 def block(storage: Storage, hashes: Iterable[str]) -> tuple[str, ...]:
-    """Add SHA-256 of sources, hex, to the block list, and return the whole list. Nothing is ever taken off it.
+    """Add SHA-256 of sources, hex, to the block list, and return the whole list. Entries are never deleted.
 
-    To carry a list along to a subset or a merged dataset, add the lists of the datasets that it was made from.
+    When a dataset is made from others, their lists must be added to its own.
     """
     new = set(hashes)
     check_hashes(new)

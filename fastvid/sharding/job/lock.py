@@ -1,13 +1,14 @@
-"""What keeps jobs apart and lets them resume: locks, leases that report progress, scratch folders, and staging.
+"""Prevents that two jobs work in one folder, and lets jobs resume: locks, leases, scratch folders, and staging.
 
-A whole job excludes all others from a dataset's folder, a part only itself and whole jobs. On a local or shared disk,
-kernel locks are used; the kernel releases those of a killed process. An object store has no locks, so there the record
-of a job, which it renews every few seconds, is its lease; one that has not changed for longer belongs to a dead job.
+While a job runs in a dataset's folder, no other may; of a job that is divided into parts, each part may run once. On a
+local or shared disk, kernel locks are used; the kernel releases those of a killed process. An object store has no
+locks. There the record of a job is its lease: the job renews it every few seconds, and a record that has not changed
+for `LEASE_SECONDS` belongs to a dead job.
 
-The record says how far the process is, for ``fastvid status``. On a disk nothing depends on it. Encoded samples wait
-next to it until their shard is complete, so that a killed job loses only what was being encoded; if the dataset is in
-an object store, they wait in a local scratch folder, which the next run on this machine finds. Another machine encodes
-them again.
+The record also contains the progress of the process, for ``fastvid status``; on a disk it has no other use. Staging is
+where encoded samples wait until their shard is complete, so that a killed job loses only what was being encoded. They
+are next to the record; if the dataset is in an object store, in a local scratch folder, which the next run on this
+machine finds. Another machine encodes them again.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ from fastvid.storage import LocalStorage, Storage
 _LOG = logging.getLogger(__name__)
 
 BEAT_SECONDS: Final = 20.0
-"""Interval between updates of a record."""
+"""Seconds between updates of a record."""
 
 LEASE_SECONDS: Final = 90.0
-"""A record unchanged for so long has expired: up to four updates may be lost to a slow store."""
+"""Seconds after which an unchanged record has expired; a slow store may lose up to four updates."""
 
 PROGRESS: Final = f"{LEDGER_PARTS}/progress/"
-"""Where the records of a dataset's jobs are."""
+"""Folder of the records of a dataset's jobs, one per process."""
 
-_CLAIM: Final = f"{LEDGER_PARTS}/plan/claim.json"  # of the process that lists the sources
-_FIRST_SECONDS: Final = 2.0  # until the second update, which has the results of earlier runs
+_CLAIM: Final = f"{LEDGER_PARTS}/plan/claim.json"  # lease of the process that lists the sources
+_FIRST_SECONDS: Final = 2.0  # until the second update, which includes the results of earlier runs
 _POLL_SECONDS: Final = 1.0
 _JOB_LOCK: Final = ".job.lock"
 # Errors of network file systems mounted without locks.
@@ -58,7 +59,7 @@ _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 @contextlib.contextmanager
 def lock_folder(storage: Storage, part: JobPart | None = None, command: str = "") -> Iterator[JobLease]:
-    """Lock the folder, or one part of its job, until the block ends. `command`: what locks it."""
+    """Lock the folder, or one part of its job, until the block ends. `command`: name of the command, for the record."""
     lease, state = JobLease(storage, part, command), "failed"
     with _locked(storage, part) if isinstance(storage, LocalStorage) else contextlib.nullcontext():
         try:
@@ -90,7 +91,7 @@ def _locked(storage: LocalStorage, part: JobPart | None) -> Iterator[None]:
 
 
 def _clear(storage: LocalStorage, folder: Path, held: int | None, own: Path | None) -> None:
-    """Remove lock files while holding their locks: a job that has opened one notices and creates another."""
+    """Remove lock files while holding their locks; a job that has opened a removed one notices, and creates another."""
     if own is not None:
         own.unlink(missing_ok=True)
         if held is None or any(names not in ([], [_JOB_LOCK]) for _, _, names in os.walk(folder)):
@@ -124,7 +125,7 @@ def _lock(path: Path, *, shared: bool) -> Iterator[int | None]:
 
 
 class JobLease:
-    """A process's record in a folder, renewed by a thread. In an object store it is what keeps other jobs away."""
+    """A process's record in a folder, renewed by a thread. In an object store it is a lease: it excludes other jobs."""
 
     def __init__(self, storage: Storage, part: JobPart | None, command: str) -> None:
         self.storage, self.name = storage, f"{PROGRESS}{_own_name(part)}"
@@ -139,11 +140,11 @@ class JobLease:
         self._beats: threading.Thread | None = None
 
     def take(self, part: JobPart | None) -> None:
-        """Acquire the lease, also from a dead job, when no other job excludes this one."""
+        """Acquire the lease; raise JobError if another job is running. Waits to see whether other holders are dead."""
         expected = None
         while not self.claim(expected):
             expected = _wait_until_dead(self.storage, [self.name]).get(self.name)
-        # The own record is there before others are looked for: of two jobs that begin at once, one sees the other.
+        # Write this record before searching for others: if two jobs begin at once, at least one sees the other.
         whole = f"{PROGRESS}{_own_name(None)}"
         others = [name for name in self.storage.list(PROGRESS) if name != self.name and (part is None or name == whole)]
         _wait_until_dead(self.storage, others)
@@ -152,7 +153,10 @@ class JobLease:
                 self.storage.delete(name)
 
     def claim(self, expected: bytes | None) -> bool:
-        """Write the record in place of an expired one, or of none, and renew it; return whether it was written."""
+        """Write the record and start to renew it; return False if another process was faster.
+
+        `expected`: content of the expired record to replace; None if there is no record.
+        """
         content = self._next("running")
         if not self.storage.swap(self.name, content, expected):
             return False
@@ -161,13 +165,16 @@ class JobLease:
         return True
 
     def report(self, progress: Callable[[], Mapping[str, Any]]) -> None:
-        """Record from now on what a function says, see `fastvid.sharding.job.status.PartStatus`."""
+        """Start to record progress.
+
+        `progress`: called for every update; returns fields of `fastvid.sharding.job.status.PartStatus`.
+        """
         self._progress = progress
         self._write("running")
         self._start()
 
     def check(self) -> None:
-        """Raise JobError if another job has taken over, as from a job that was suspended for longer than a lease."""
+        """Raise JobError if another job has taken over, for example because this one was suspended for too long."""
         if self._lost:
             raise JobError(
                 "another job has taken over here, because this one did not renew its lease in time",
@@ -183,7 +190,7 @@ class JobLease:
         self._content = self._progress = None
 
     def release(self, state: str) -> None:
-        """Record the end of the process if it reported progress; otherwise delete what it wrote."""
+        """Record how the process ended, if it reported progress; otherwise delete its record."""
         self._stop()
         if self._progress is not None:
             self._write(state)
@@ -234,7 +241,11 @@ class JobLease:
 
 @contextlib.contextmanager
 def first_of(storage: Storage, is_done: Callable[[], bool]) -> Iterator[None]:
-    """Wait while another process does something, unless it died; if it is not done then, let others wait."""
+    """Let one process at a time run the block, which does something once for all.
+
+    Waits until `is_done` returns true, or until this process has the lease because no other holds it or its holder
+    died. Inside the block, call `is_done` again.
+    """
     lease = JobLease(storage, None, "list the sources")
     lease.name, seen, since = _CLAIM, b"", time.monotonic()
     expired: bytes | None = None
@@ -303,8 +314,10 @@ def _parse(content: bytes) -> dict[str, Any]:
 
 
 def utc_now() -> str:
-    """Return the time in UTC to the second, as ISO 8601; the true one, by which others judge whether the process lives,
-    unlike `fastvid.format.reason.now`."""
+    """Return the time in UTC to the second, as ISO 8601.
+
+    It is always the real time, unlike `fastvid.format.reason.now`, because others see by it whether the process lives.
+    """
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -324,7 +337,7 @@ def scratch_folder(storage: Storage, folder: str | os.PathLike[str] | None = Non
         found = path.lstat()
     except OSError as error:
         raise StorageError(f"scratch folder cannot be created: {error.strerror}", file=path) from error
-    # The name is predictable, and other users can write to the folder for temporary files.
+    # Check the owner: the name is predictable, and other users can create folders in the folder for temporary files.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise StorageError("scratch folder belongs to another user", file=path, hint="name another with --scratch")
     return LocalStorage(path)
@@ -342,13 +355,14 @@ def short_scratch(storage: Storage) -> Iterator[LocalStorage | None]:
 
 _JOB: Final = f"{LEDGER_PARTS}/job.json"
 _SAMPLES: Final = f"{LEDGER_PARTS}/staging"
-_ADDITION: Final = f"{LEDGER_PARTS}/add/"  # of another command; see `fastvid.sharding.change.add`
+_ADDITION: Final = f"{LEDGER_PARTS}/add/"  # folder of an addition, another job; see `fastvid.sharding.change.add`
 _BUILD_DIGITS: Final = 8
 
 
 class Staging:
-    """The record of an unfinished job, and the samples of its unfinished shards, by shard and slot.
+    """The record of an unfinished job, and the samples of its unfinished shards.
 
+    They are stored by shard and slot, which is the position of the source among those of its shard.
     `scratch`: where samples are stored; by default the dataset's folder, so that any machine can resume the job.
     `encoder`: build of the encoder; samples of other builds are ignored.
     """
@@ -409,7 +423,7 @@ class Staging:
 
     def end(self) -> None:
         """Delete everything that belongs to the job, including the ledger's parts."""
-        # Delete the job's record last: until then the next run knows what the other files are.
+        # Delete the job's record last: until then, the next run knows that the other files belong to this job.
         for name in self.scratch.list(f"{_SAMPLES}/"):
             self.scratch.delete(name)
         _prune(self.scratch, _SAMPLES)

@@ -1,9 +1,9 @@
 """Detects outages that are no fault of a source: a full or failing disk, or a store that is down or denies access.
 
-On the web, a server that does not answer is an ordinary fault of one source. Sources in the user's own bucket all fail
-together, for example when credentials expire during a job. Rejecting the rest would lose it, so the job stops and
-resumes when it is run again. A source that was listed on a disk and cannot be read is never rejected by itself: its
-disk may be unmounted or failing, so the job stops at its end, when everything else is done.
+On the web, a server that does not answer is an ordinary fault of one source. In contrast, all sources in the user's own
+bucket fail together, for example when credentials expire during a job. So that they are not all rejected, the job
+stops, and resumes when it is run again. A source on a disk that was listed but cannot be read is not rejected either:
+the disk may be unmounted or failing. The job processes all other sources, and then stops.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastvid.storage import RemoteOptions
 from fastvid.storage.urls import FileUrl, is_remote, open_root
 
 MOST_IN_A_ROW: Final = 16
-"""This many failures in a row stop a job before it tries all other sources."""
+"""Number of failures in a row after which a job stops, without trying the other sources."""
 
 _HINT: Final = "run the job again to resume it; nothing is lost"
 _REJECT: Final = "or reject such sources with --reject-unreadable"
@@ -53,7 +53,7 @@ class OutageDetector:
             _check_folder(source)
         lost_store = outcome.reason is Reason.UNREACHABLE and _in_store(source)
         if on_disk or lost_store or outcome.reason is Reason.NO_SPACE:
-            # Clips of one file fail together.
+            # Clips of one file fail together: count them once.
             self._in_a_row += source.path != self._failed
             self._failed = source.path
             if self._in_a_row >= MOST_IN_A_ROW:
@@ -66,7 +66,7 @@ class OutageDetector:
     def add_final_outcome(self, source: Source, outcome: Outcome) -> bool:
         """Record the final outcome of a source, after it was retried alone.
 
-        Returns whether it says something about the source; if not, `finish` raises.
+        Returns False if the outcome is the fault of a disk, not of the source; then `finish` raises.
         """
         if outcome.reason is Reason.NO_SPACE:
             raise _stop(source, outcome)
@@ -88,7 +88,7 @@ class OutageDetector:
         return unread and not self._reject_unreadable
 
     def _store_answers(self, source: Source) -> bool:
-        """Return whether a source of the same store that was read before can still be read."""
+        """Return whether another source of the same store, which was read before, can still be read."""
         good = self._good.get(FileUrl.parse(source.path).root)
         if good is None:
             return False

@@ -1,6 +1,6 @@
-"""What a job is, and which shard each source goes into.
+"""The identity of a job, and the assignment of its sources to shards.
 
-Its identity must not change between an interruption and the run that resumes it. Sources are assigned to shards before
+The identity must not change between an interruption and the run that resumes the job. Sources are assigned before
 anything is encoded, so that a failed source never moves another sample. The unit is a file: clips of one file are
 fetched and probed together, see `fastvid.sharding.work.tasks`.
 """
@@ -25,7 +25,7 @@ from fastvid.sharding.sources.sources import Source, SourceList
 
 
 def job_identity(found: SourceList, settings: Settings, *, seed: int, samples_per_shard: int) -> dict[str, Any]:
-    """Return everything that determines the output of a job that encodes, under names that error messages quote."""
+    """Return everything that determines the output of an encoding job; error messages quote the names of the fields."""
 
     tried = (source for source in found.sources if source.problem is None)
     files = ((encode_name(s.id), s.size, s.start, s.end, s.key, *filter(None, (s.etag, s.inside))) for s in tried)
@@ -42,7 +42,7 @@ def job_identity(found: SourceList, settings: Settings, *, seed: int, samples_pe
 def list_identity(
     found: SourceList, files: Iterable[tuple[object, ...]], *, seed: int, samples_per_shard: int
 ) -> dict[str, Any]:
-    """Return the part of an identity that says what the sources are, and which shard has which."""
+    """Return the fields of an identity about the sources, and how they are assigned to shards."""
     order = {"seed": seed, "samples_per_shard": samples_per_shard}
     own = {"format": ".".join(map(str, FORMAT_VERSION)), "order": order}
     if found.listed:
@@ -58,7 +58,7 @@ def list_identity(
 
 
 def _pieces(items: Iterable[Any]) -> Iterator[bytes]:
-    """Yield the JSON of a list that may be too long to be one text."""
+    """Yield the JSON of a list in pieces, so that it need not fit into memory at once."""
     mark = "["
     for item in items:
         yield f"{mark}{_json(item)}".encode()
@@ -86,7 +86,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 
 
 SAMPLES_PER_SHARD: Final = 1000
-# Twice the usual size of a shard: on real footage the compact profile writes half the bytes of its sources.
+# Maximum bytes of sources in a shard. It is twice the usual size of a shard, because on real footage the compact
+# profile writes half as many bytes as the sources have.
 SOURCE_BYTES_PER_SHARD: Final = 2 << 30
 
 
@@ -99,7 +100,7 @@ class JobPart:
 
     @classmethod
     def parse(cls, text: str) -> JobPart:
-        """Parse a part such as ``3/8``, or ``auto`` for the place of this process among its like, see `_PLACES`."""
+        """Parse a part such as ``3/8``; ``auto`` or ``auto/8`` take the number of this process from `_PLACES`."""
         name, _, number = text.partition("/")
         if name == "auto":
             index, count = _place(number)
@@ -113,11 +114,12 @@ class JobPart:
         return f"{self.index}/{self.of}"
 
     def has(self, shard: int) -> bool:
-        """Return whether this part includes the shard: every N-th, because classes are mixed in every shard."""
+        """Return whether this part includes the shard: part I of N has shards I, I + N, I + 2 N, ..."""
         return shard % self.of == self.index
 
 
-# Variables with the number of a process and the count of all: of a Slurm array, an indexed job of Kubernetes, torchrun.
+# Environment variables with the number of this process, and the count of processes: of a Slurm array, an indexed job of
+# Kubernetes, and torchrun.
 _PLACES: Final = (
     ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
     ("JOB_COMPLETION_INDEX", ""),
@@ -127,13 +129,16 @@ _FIRST: Final = "SLURM_ARRAY_TASK_MIN"
 
 
 def _place(number: str) -> tuple[str, str]:
-    """Return the number of this process, and the count of all, unless that is given."""
+    """Return the number of this process and the count of processes, from the environment.
+
+    `number`: the count if the user gave it, else empty.
+    """
     index, count = next((pair for pair in _PLACES if pair[0] in os.environ), ("", ""))
     if not index:
         names = ", ".join(name for name, _ in _PLACES)
         raise UsageError(f"--part auto found none of the variables {names}", hint="give the part, such as --part 0/8")
     found = os.environ.get(count, "")
-    # An array of 3,7-9 has a count of 4, which says nothing of the parts.
+    # The count is not the number of parts if only some tasks of an array were started, such as 3,7-9.
     if not number and (not found or int(os.environ[index]) >= int(found) or os.environ.get(_FIRST, "0") != "0"):
         raise UsageError(
             f"--part auto: {index} is {os.environ[index]}, of an unknown number of parts",

@@ -1,8 +1,8 @@
 """The child process that connects a job to a Ray cluster; only this file imports Ray.
 
-`fastvid.sharding.job.ray_engine` starts it. It reads what to do from its standard input, makes each shard by a task of
-Ray, and writes the number of every shard that is made to its standard output. If a node dies, another one makes its
-shard; a node that joins later gets shards too.
+`fastvid.sharding.job.ray_engine` starts it. It reads the shards to make from its standard input, starts a Ray task for
+each, and writes the number of every finished shard to its standard output. If a node dies, another one makes its shard;
+a node that joins later gets shards too.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Cluster:
         self._size = ""
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """Yield what the job must know, until all shards are made."""
+        """Yield messages to the job until all shards are made: finished shards, and changes of the cluster's size."""
         while self._waiting or self._running:
             nodes = [int(node["Resources"].get("CPU", 0)) for node in self.ray.nodes() if node["Alive"]]
             size = f"{things(len(nodes), 'node')}, {things(sum(nodes), 'CPU')}"
@@ -82,11 +82,11 @@ class _Cluster:
                 yield {"shard": shard}
 
     def _give_waiting(self, nodes: Sequence[int]) -> None:
-        """Start as many tasks as `nodes`, which have so many CPUs, can work on."""
+        """Start as many tasks as the cluster can work on. `nodes`: number of CPUs of each node."""
         most = min(self._workers or sum(nodes), sum(nodes))
         free = most - sum(cpus for _, cpus in self._running.values())
         left = len(self._waiting) + len(self._running)
-        # Every node with CPUs has room for a task, also if it has to make that of a larger node that died.
+        # A task gets at most the CPUs of the smallest node, so that any node can repeat it if its node dies.
         cpus = max(1, min([most // max(left, 1), *(number for number in nodes if number)]))
         while self._waiting and free >= cpus:
             shard = self._waiting.popleft()
@@ -95,7 +95,7 @@ class _Cluster:
             free -= cpus
 
     def _await(self, call: Any, shard: int) -> None:
-        """Raise the error of a task that has ended, or that the cluster has failed."""
+        """Raise if a task that has ended failed: its own error, or WorkerError if the cluster is at fault."""
         errors = self.ray.exceptions
         try:
             self.ray.get(call)
@@ -134,7 +134,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _summarize(error: BaseException) -> str:
-    """Return an error's message and the last line of its cause's, on one line."""
+    """Return an error's message and the last line of its cause's message, on one line."""
     why = str(error.__cause__ or "").strip().splitlines()[-1:]
     return " ".join(": ".join([str(error), *why]).split())[:400]
 

@@ -1,10 +1,10 @@
-"""Makes shards on the nodes of a Ray cluster: a task makes and writes a whole shard, and answers only that it did.
+"""Makes shards on the nodes of a Ray cluster: a task makes and writes a whole shard, and reports only that it is done.
+Ray itself is used in a child process (`fastvid.sharding.job.ray_driver`), because it exits the process that uses it
+when the cluster's head dies, and changes signal handlers and logging; a job may run in a notebook.
 
-Ray itself runs in a child process (`fastvid.sharding.job.ray_driver`). Ray exits the process that uses it when the
-cluster's head dies, and changes signal handlers and logging. A job must not suffer that, and may run in a notebook.
-
-On a node, shards are made as by a job of that machine: a hostile file can only break a process of `LocalEngine`, which
-has resource limits, never Ray's own. What a node that dies has encoded waits in the job's folder for the next one.
+A node makes a shard like a job on that machine, with a `LocalEngine`. So a hostile file can only crash a process of the
+`LocalEngine`, which has resource limits, and never Ray's own. If a node dies, the samples that it has encoded are in
+the job's folder, and the next node uses them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RayEngine:
     """Makes shards on the nodes of a Ray cluster, on one CPU each, or on more if there are more CPUs than shards.
 
     Every node needs the same fastvid, the same build of ffmpeg, and the sources and the dataset's folder at the same
-    paths. `workers`: most CPUs of the cluster to use; by default all.
+    paths. `workers`: maximum number of CPUs of the cluster to use; by default all.
     """
 
     def __init__(self, settings: Settings, workers: int | None = None, address: str | None = None) -> None:  # noqa: ARG002
@@ -118,7 +118,7 @@ class RayEngine:
 def make_shard(job: tuple[ShardWork, How], shard: int, workers: int, version: str = __version__) -> None:
     """Make a shard on this node.
 
-    `version`: that of the job's fastvid. `workers`: sources processed in parallel.
+    `version`: version of the job's fastvid, which must be this node's. `workers`: sources processed in parallel.
     """
     work, how = job
     node = socket.gethostname()
@@ -136,7 +136,7 @@ def make_shard(job: tuple[ShardWork, How], shard: int, workers: int, version: st
 
 
 def _check_folder(work: ShardWork, node: str) -> None:
-    """Raise a WorkerError unless this node has the job's folder, for reading and writing."""
+    """Raise a WorkerError unless this node can read and write the job's folder."""
     storage = open_storage(work.storage.url)
     try:
         job = Staging(storage).job()
@@ -153,7 +153,10 @@ def _check_folder(work: ShardWork, node: str) -> None:
 
 
 def settings_here(settings: Settings, node: str) -> Settings:
-    """Return the settings with this node's ffmpeg; its build, and OpenCV for flow, must match."""
+    """Return the settings with the path of this node's ffmpeg.
+
+    Raises WorkerError if its build, or for flow the version of OpenCV, differs from the job's.
+    """
     build = settings.profile.completed(find_ffmpeg())
     if build.identity() != settings.build.identity():
         raise WorkerError(

@@ -1,5 +1,6 @@
-"""Annotations of a sample as members of its tar, and a dataset restored from such tars alone: neither other tools nor
-fastvid need another file of the dataset.
+"""Stores the annotations of samples in their tars, and restores a dataset from such tars alone.
+
+So neither other tools nor fastvid need any other file of the dataset.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ LABEL_MEMBER: Final = "cls"
 CAPTION_MEMBER: Final = "txt"
 """Suffix of the member with the caption, UTF-8."""
 
-_CAPTIONS: Final = ("caption", "text")  # columns that are the caption, the first that a sample has
-_PLAIN: Final = ("class", "label", "labels", "caption")  # top-level fields; also columns whose names begin with _SPLIT
+_CAPTIONS: Final = ("caption", "text")  # columns that may be the caption; the first with a value is
+_PLAIN: Final = ("class", "label", "labels", "caption")  # top-level fields of the JSON, with split columns
 _SPLIT: Final = "split"
 _NESTED: Final = "annotations"
 _TYPES: Final = "annotation_types"
 _RECORD: Final = "dataset"
 _COPY: Final = "copy"  # codec of profiles that do not encode
-_MARK: Final = {"format": "fastvid"}  # tells our record from a field of the same name
-_SEGMENT: Final = ("parent", "start_seconds", "end_seconds", "bad_frames")  # the JSON of a segment has them anyway
-# Types that JSON lacks, and how their text becomes a value again; a date that has a time comes first.
+_MARK: Final = {"format": "fastvid"}  # distinguishes fastvid's record from a field of the same name
+_SEGMENT: Final = ("parent", "start_seconds", "end_seconds", "bad_frames")  # in the JSON of every segment
+# Types that JSON lacks, by name, and how to parse their text. datetime precedes date, of which it is a subclass.
 _AS_TEXT: Final[Mapping[str, tuple[type, Callable[[str], Any]]]] = {
     "bytes": (bytes, bytes.fromhex),
     "datetime": (datetime.datetime, datetime.datetime.fromisoformat),
@@ -58,7 +59,7 @@ _AS_TEXT: Final[Mapping[str, tuple[type, Callable[[str], Any]]]] = {
     "time": (datetime.time, datetime.time.fromisoformat),
     "decimal": (Decimal, Decimal),
 }
-# Facts, which the JSON has anyway, and what is only true of one generation.
+# Columns that are not stored: facts, which the JSON always has, and what is only true of one generation.
 _LEFT_OUT: Final = (*ANNOTATION_FIELDS, *FACT_FIELDS)
 
 
@@ -71,7 +72,7 @@ def annotation_row(sample: PackedSample, source: Source, labels: Mapping[str, in
         "removed": False,
         **fact_columns(sample.num_frames, Fraction(sample.fps), sample.width, sample.height),
     }
-    # A table may have a column of our names for something else, such as its own count of frames.
+    # A table may have a column with one of fastvid's names for something else, such as its own count of frames.
     row |= {f"source_{name}" if name in row else name: value for name, value in source.columns.items()}
     if sample.parent is not None:
         row |= {"parent": sample.parent, "start_seconds": sample.start_seconds, "end_seconds": sample.end_seconds}
@@ -83,14 +84,14 @@ def annotation_row(sample: PackedSample, source: Source, labels: Mapping[str, in
 
 
 def annotate_members(members: Mapping[str, bytes], row: Mapping[str, Any], classes: Sequence[str]) -> dict[str, bytes]:
-    """Return a sample's members with its annotations in them, and without any that they had before.
+    """Return a sample's members with its current annotations in them instead of those that they contain.
 
     The JSON gets ``class``, ``label``, ``labels``, ``caption`` and the split columns as far as they are not null, and
-    all other columns under ``annotations``. A member ``cls`` is added for a label and ``txt`` for a caption. What JSON
-    lacks is stored as text: dates in ISO 8601, bytes in hex; numbers that are not finite become null. What such a value
-    was is in ``annotation_types``, so that `stored_row` returns it.
+    all other columns under ``annotations``. A member ``cls`` is added for a label and ``txt`` for a caption. Values
+    that JSON lacks are stored as text: dates in ISO 8601, bytes in hex; numbers that are not finite become null. The
+    type of such a value is in ``annotation_types``, so that `stored_row` returns the value itself.
 
-    `row`: the sample's row of annotations.
+    `members`: contents by suffix. `row`: the sample's row of annotations. `classes`: the dataset's class names.
     """
     found = json.loads(members.get("json", b"{}"))
     fields = found if isinstance(found, dict) else {"json": found}
@@ -124,14 +125,17 @@ def annotate_members(members: Mapping[str, bytes], row: Mapping[str, Any], class
 
 
 def is_current(members: Mapping[str, bytes], row: Mapping[str, Any], classes: Sequence[str]) -> bool:
-    """Return whether a sample's members tell its annotations, as `annotate_members` would write them."""
+    """Return whether a sample's members contain its current annotations, as `annotate_members` would write them."""
     made = annotate_members(members, row, classes)
     told, current = (_told(one.get("json", b"{}")) for one in (members, made))
     return told == current and {**members, "json": b""} == {**made, "json": b""}
 
 
 def _told(content: bytes) -> Any:
-    """Return what a JSON tells of its sample alone. A column that the tar lacks is null, as new columns are."""
+    """Return a sample's JSON without the dataset's record and without null annotations.
+
+    A column that was added to the dataset later is null for old samples; it makes no difference.
+    """
     meta = json.loads(content)
     if not isinstance(meta, dict):
         return meta
@@ -140,7 +144,7 @@ def _told(content: bytes) -> Any:
 
 
 def stored_row(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a sample's JSON says of its annotations: the inverse of `annotate_members`, except for facts."""
+    """Return the annotations in a sample's JSON, by column: the inverse of `annotate_members`, except for facts."""
     nested, types = meta.get(_NESTED, {}), meta.get(_TYPES, {})
     told = {name: meta[name] for name in meta if _is_ours(name) and name not in ("class", _NESTED, _TYPES)}
     if nested.get("text") is not None and nested["text"] == told.get("caption"):
@@ -150,13 +154,13 @@ def stored_row(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def columns_to_json(columns: Mapping[str, Any]) -> list[Any]:
-    """Return the columns of a source, and the types of values that JSON lacks."""
+    """Return the columns of a source as JSON: the values, and the types of those values that JSON lacks."""
     types = {name: kind for name, value in columns.items() if (kind := _lost_type(value))}
     return [{name: _json_value(value) for name, value in columns.items()}, types]
 
 
 def columns_from_json(told: Sequence[Any]) -> dict[str, Any]:
-    """Return the columns of which `columns_to_json` made JSON."""
+    """Return the columns of a source from the result of `columns_to_json`."""
     columns, types = told
     return {name: _from_json(value, types.get(name)) for name, value in columns.items()}
 
@@ -164,14 +168,14 @@ def columns_from_json(told: Sequence[Any]) -> dict[str, Any]:
 def dataset_record(
     made: Generation, profile: Mapping[str, Any], encoder: Mapping[str, Any], table: pa.Table | None = None
 ) -> dict[str, Any]:
-    """Return what the tar of a shard says of its dataset.
+    """Return the record of the dataset that is stored in the tar of a shard.
 
     `made`: the generation that the shard is for; its class names include those without samples. `table`: annotations
     with the columns of the dataset; None while the rows are not complete.
     """
     record: dict[str, Any] = {**_MARK, "generation": made.number, "streams": list(made.streams)}
     record |= {"classes": list(made.classes), "extras": dict(made.extras), "profile": dict(profile)}
-    # A copy is the same with every build.
+    # Copied videos do not depend on the build.
     record["encoder"] = {} if profile.get("codec") == _COPY else dict(encoder)
     if table is not None:
         record["columns"] = [[field.name, str(field.type)] for field in table.schema]
@@ -200,14 +204,17 @@ def _is_ours(name: str) -> bool:
 
 
 def _is_told(name: str, row: Mapping[str, Any]) -> bool:
-    """Return whether a top-level field, or its absence, tells the value of a column: two may be made of others."""
+    """Return whether a top-level field, or its absence, determines the value of a column.
+
+    Not for ``class``, and for ``caption`` if it equals ``text``: these fields may have been made from other columns.
+    """
     if row[name] is None:
         return True
     return name != "class" and not (name == "caption" and row[name] == row.get("text"))
 
 
 def _lost_type(value: Any) -> str | None:
-    """Return the type of a value that JSON lacks; None for others."""
+    """Return the name of a value's type if JSON lacks it, such as "nan" or a type of `_AS_TEXT`; else None."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return next((name for name, (kind, _) in _AS_TEXT.items() if isinstance(value, kind)), None)
@@ -245,7 +252,7 @@ class Restored:
 
     dataset: str
     generation: Generation
-    replaced: tuple[str, ...]  # tars that were left out, because later ones contain their samples
+    replaced: tuple[str, ...]  # names of tars that were left out, because newer ones contain their samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,12 +267,12 @@ class _Tar:
 
 
 def are_own(sources: Sequence[str]) -> bool:
-    """Return whether all tars of the sources say which dataset they are of."""
+    """Return whether all tars of the sources were written by fastvid; raise UsageError if only some were."""
     paths = find_tars(sources)
     foreign = [path for path in paths if _read(path) is None]
     if foreign and len(foreign) < len(paths):
         raise UsageError(
-            f"{len(foreign)} of {len(paths)} tars are not a fastvid dataset's own",
+            f"{len(foreign)} of {len(paths)} tars were not written by fastvid",
             file=foreign[0],
             hint="index them into another folder",
         )
@@ -273,14 +280,13 @@ def are_own(sources: Sequence[str]) -> bool:
 
 
 def restore_dataset(sources: Sequence[str], out: str | None = None) -> Restored:
-    """Make a dataset of fastvid's own tars without any other file of it.
+    """Make a dataset from fastvid's own tars, without any other file of the original dataset.
 
     Classes (also those without samples), streams, extras, profiles, encoders and annotations with their types are as
-    when the tars were written; signals are restored if
-    their files are beside the tars. Of what the tars tell about the whole dataset, the tar of the newest generation is
-    right. If a sample is in two tars, as after `fastvid compact`, the tar of the older generation is left out. Later
-    relabels are lost, and removed samples come back unless `fastvid compact` deleted them or they are blocked in the
-    folder.
+    when the tars were written. Signals are restored if their files are next to the tars. If tars disagree about the
+    whole dataset, that of the newest generation is used. If two tars have the same sample, as after `fastvid compact`,
+    the tar of the older generation is left out. Later relabels are lost, and removed samples come back unless `fastvid
+    compact` deleted them or they are blocked in the folder.
     """
     tars = sorted(filter(None, map(_read, find_tars(sources))), key=lambda tar: tar.stem)
     storage = open_storage(out if out is not None else tars[0].folder.url)
@@ -343,7 +349,7 @@ def _read(path: str) -> _Tar | None:
 
 
 def _signals(storage: LocalStorage, tar: _Tar, frames: int) -> str:
-    """Take over the signals of a tar, which are in a file beside it; return their SHA-256, "" if there is no file."""
+    """Copy the signals of a tar, which are in a file next to it; return their SHA-256, "" if there is no file."""
     name = signals_file(tar.stem)
     if not tar.folder.exists(name):
         return ""
@@ -355,7 +361,10 @@ def _signals(storage: LocalStorage, tar: _Tar, frames: int) -> str:
 
 
 def _without_replaced(tars: Sequence[_Tar]) -> tuple[list[_Tar], tuple[str, ...]]:
-    """Return the tars without those whose samples a tar of a later generation has, and the names of these."""
+    """Leave out tars whose samples are in a tar of a later generation.
+
+    Returns the other tars, and the names of those that are left out.
+    """
     known: set[str] = set()
     chosen, replaced = [], []
     for tar in sorted(tars, key=lambda tar: tar.age, reverse=True):
@@ -370,7 +379,7 @@ def _without_replaced(tars: Sequence[_Tar]) -> tuple[list[_Tar], tuple[str, ...]
 
 
 def _row(sample: IndexedSample, tar: _Tar, classes: Sequence[str], is_blocked: bool) -> dict[str, Any]:
-    """Return the annotations of a sample; its label is numbered in `classes`."""
+    """Return the annotations of a sample; its label becomes an index into `classes`."""
     row, info = stored_row(sample.meta), sample.streams[0].info
     label, names = row.pop("label", None), tar.record["classes"]
     if label is not None and label < len(names):
@@ -386,7 +395,7 @@ def _row(sample: IndexedSample, tar: _Tar, classes: Sequence[str], is_blocked: b
 
 
 def _typed(table: pa.Table, columns: Sequence[tuple[str, str]]) -> pa.Table:
-    """Return a table with columns in the order, and of the types, that the tars tell."""
+    """Return a table with columns in the order and of the types in `columns`, which the tars contain."""
     for name, text in columns:
         if name in ANNOTATION_FIELDS | FACT_FIELDS or (kind := _type(text)) is None:
             continue
@@ -395,7 +404,7 @@ def _typed(table: pa.Table, columns: Sequence[tuple[str, str]]) -> pa.Table:
             continue
         try:
             made = table[name].cast(kind)
-        except pa.ArrowInvalid:  # a tar of an earlier generation has values of another type
+        except pa.ArrowInvalid:  # a tar of an earlier generation may have values of another type
             continue
         table = table.set_column(table.column_names.index(name), name, made)
     told = [name for name, _ in columns if name in table.column_names]

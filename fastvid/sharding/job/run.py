@@ -1,6 +1,7 @@
 """A job: resumes the work of earlier runs, processes missing sources and writes complete shards.
 
-What it does with its sources is a `ShardWork`; `EncodeShards` is that of jobs that encode.
+A `ShardWork` defines what is done with the sources; `EncodeShards` encodes them. The slot of a source is its position
+among the sources of its shard.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ from fastvid.storage import LocalStorage, Storage
 
 _LOG = logging.getLogger(__name__)
 
-# A source that was too slow when run in parallel gets this much more time when it is retried alone.
+# Factor of the time limits when a source is retried alone, because it may have been too slow only in parallel.
 _PATIENCE: Final = 4.0
-# Parts of the ledger read in parallel: each costs three round trips to an object store.
+# Number of parts of the ledger to read in parallel: each costs three round trips to an object store.
 _READERS: Final = 16
-# What a task has of its source as it is.
+# Fields that are copied from a source to its task.
 _OF_SOURCE: Final = ("path", "key", "size", "start", "end", "member", "sound", "frames", "inside")
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How a job runs. Nothing of it changes what the job makes."""
+    """How a job runs. Nothing here changes the output of the job."""
 
     engine: str = "local"
     ray_address: str | None = None
@@ -67,13 +68,13 @@ class How:
         return JobPart.parse(self.part) if isinstance(self.part, str) else self.part
 
     def open_engine(self, settings: Settings, usual: int | None = None) -> Any:
-        """Create the engine, which starts no process before its `run`. `usual`: workers on this machine by default."""
+        """Create the engine; it starts no process before its `run`. `usual`: default of workers on this machine."""
         workers = self.workers or (usual if self.engine == "local" else None)
         return open_engine(self.engine, settings, workers=workers, address=self.ray_address)
 
 
 class ShardWork(ABC):
-    """What a job makes of its sources: it plans the shards and writes them; `Job` does everything between.
+    """Plans the shards of a job, and writes them from the outcomes of its sources; `Job` does everything between.
 
     Subclasses set `identity`, which is everything that determines what is written, and `profile`, for the records of
     the shards.
@@ -84,9 +85,9 @@ class ShardWork(ABC):
     scratch: LocalStorage | None = None  # folder of outcomes that wait for their shard; None for the job's own
     streams: tuple[str, ...] = (PICTURES,)  # video streams of every sample
     sources_per_sample = 1
-    extras: Mapping[str, Any] = {}  # what else the generation says of its samples
-    workers: int | None = None  # on this machine, if the user does not say how many; None for one per core
-    is_begun = False  # whether this process has recorded it as a new job
+    extras: Mapping[str, Any] = {}  # further fields of the generation
+    workers: int | None = None  # default number of workers on this machine; None for one per core
+    is_begun = False  # whether this process has recorded the job as a new one
     drop_duplicates = False  # whether to hide samples of sources with the same bytes as an earlier one
     identity: Mapping[str, Any]
     profile: Mapping[str, Any]
@@ -104,7 +105,7 @@ class ShardWork(ABC):
         self._seed = seed
 
     def open_engine(self, how: How, blocked: tuple[str, ...]) -> Any:
-        """Create the engine that processes the sources, None if there are none; `blocked`: sources to refuse."""
+        """Create the engine that processes the sources; None if none has to. `blocked`: SHA-256 of blocked sources."""
         self.settings = replace(self.settings, blocked=blocked)
         return how.open_engine(self.settings, self.workers)
 
@@ -115,11 +116,11 @@ class ShardWork(ABC):
         return sorted(range(len(sources)), key=lambda slot: file_order(sources[slot], self._seed))
 
     def data(self, shard: int) -> str:
-        """Return the name of the file of a shard of which its record has the digest."""
+        """Return the name of a shard's data file, whose digest is in the shard's record."""
         return f"{self.stems[shard]}.{self.suffix}"
 
     def task(self, index: int, source: Source) -> SourceTask:
-        """Return the task of a source, which is number `index` in the job."""
+        """Return the task of a source. `index`: number of the source in the job."""
         same = {name: getattr(source, name) for name in _OF_SOURCE}
         parent = None if source.parent is None else encode_name(source.parent)
         return SourceTask(index, encode_name(source.id), parent=parent, tag=source.etag, **same)
@@ -148,7 +149,10 @@ View = tuple[Source, Outcome]
 
 
 def joined(sources: Sequence[Source], outcomes: Iterator[Outcome], streams: int) -> Iterator[list[View]]:
-    """Yield the sources of each sample, one for each stream, with their outcomes; if one is rejected, so are all."""
+    """Yield the sources of each sample, one for each stream, with their outcomes.
+
+    If one source of a sample is rejected, the outcomes of all its sources become rejections.
+    """
     pairs = zip(sources, outcomes, strict=True)
     while views := list(islice(pairs, streams)):
         bad = next((outcome for _, outcome in views if outcome.reason is not None), None)
@@ -158,21 +162,21 @@ def joined(sources: Sequence[Source], outcomes: Iterator[Outcome], streams: int)
 def _rejected(outcome: Outcome, bad: Outcome) -> Outcome:
     if outcome.reason is not None:
         return outcome
-    # Which bytes are blocked is nobody else's business.
+    # Give another reason to the other cameras: only the row of the blocked source may say that it is blocked.
     reason = Reason.DAMAGED if bad.reason is Reason.BLOCKED else bad.reason
     return replace(outcome, samples=(), reason=reason, message=f"another camera of its episode: {bad.message}")
 
 
 class SourceWork(ShardWork):
-    """Makes samples of the outcomes of its sources: subclasses say what of which, and how a shard is written."""
+    """Makes samples from the outcomes of sources. Subclasses define how a sample is made and how a shard is written."""
 
     @abstractmethod
     def made(self, views: Sequence[View]) -> Iterator[tuple[PackedSample, Any]]:
-        """Yield the samples of packed sources, one source for each stream, each with what `pack` takes."""
+        """Yield the samples of packed sources, each with its value for `pack`. `views`: one source for each stream."""
 
     @abstractmethod
     def pack(self, shard: int, samples: Iterator[Any]) -> TarDigest | None:
-        """Write the file of a shard, and its sidecars; None if it has no samples, which leaves its number unused."""
+        """Write the file of a shard and its sidecars. Without samples return None: the shard's number is not used."""
 
     def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:
         """See `ShardWork`."""
@@ -247,7 +251,7 @@ class EncodeShards(SourceWork):
         return write_shard(self.storage, self.stems[shard], members, streams=self.streams, scratch=self.scratch)
 
     def _samples(self, views: Sequence[View]) -> Iterator[tuple[Source, EncodedSample]]:
-        """Yield the samples of packed sources, each with the source that it is named after."""
+        """Yield the encoded samples of packed sources, each with the source whose name and annotations it gets."""
         for source, outcome in views:
             yield from ((source, sample) for sample in outcome.samples)
 
@@ -255,7 +259,7 @@ class EncodeShards(SourceWork):
 def retry_alone(engine: Engine, task: SourceTask) -> Outcome:
     """Retry a task whose outcome was transient, without others in parallel, and return its final outcome.
 
-    A source whose worker dies is tried once more: something else may have killed the worker just then.
+    If its worker dies, the source is retried a second time, because something else may have killed the worker.
     """
     for _ in range(2):
         (outcome,) = engine.run([replace(task, patience=_PATIENCE)])
@@ -267,8 +271,8 @@ def retry_alone(engine: Engine, task: SourceTask) -> Outcome:
 class Job:
     """Makes the shards of a dataset; see `fastvid.sharding.job.job.run`.
 
-    `records`: folder of the job's records, which mark it as unfinished; by default that of the shards. `home`: the
-    dataset, if it is in another folder: the shards are added to it afterwards.
+    `records`: folder of the job's records, which mark it as unfinished; by default the folder of the shards. `home`:
+    folder of the dataset, if the shards are written elsewhere and added to the dataset afterwards.
     """
 
     def __init__(
@@ -294,9 +298,10 @@ class Job:
     def run(self, engine: Any, lease: JobLease | None = None) -> list[Part]:
         """Process and write what is missing; return the records of the shards, in order. Closes the engine.
 
-        `engine`: an `Engine`; None if no source has to be processed; or one that makes whole shards elsewhere, with a
-        method `make_shards`: of this work, it writes shards of the given numbers and their parts of the ledger, and
-        yields the number of each that is done. `lease`: on the dataset; it is checked before each shard is written.
+        `engine`: an `Engine`; None if no source has to be processed; or one with a method `make_shards`, which makes
+        whole shards elsewhere: it writes the shards with the given numbers and their parts of the ledger, and yields
+        the number of each finished shard. `lease`: the lease on the dataset; it is checked before each shard is
+        written.
         """
         self._lease = lease
         self._begin()
@@ -364,9 +369,9 @@ class Job:
             _LOG.info("resuming the unfinished %s in %s", what, self._home.url)
 
     def make(self, engine: Engine | None) -> None:
-        """Make the shards that are not there yet."""
+        """Make the missing shards with an engine that processes sources."""
         todo = list(self._take_stock())
-        # Hashing, checksums and disk writes release the GIL, so workers get tasks while a shard is written.
+        # A thread writes shards. Hashing, checksums and disk writes release the GIL, so workers get tasks meanwhile.
         packer = ThreadPoolExecutor(1, thread_name_prefix="pack")
         try:
             for shard in self._mine:
@@ -396,7 +401,7 @@ class Job:
             packer.shutdown(cancel_futures=True)
 
     def _make_elsewhere(self, engine: Any) -> None:
-        """Let others make the shards that are not there yet."""
+        """Make the missing shards with an engine that makes whole shards."""
         todo = [shard for shard in self._mine if shard not in self.parts]
         for shard in engine.make_shards(self.work, self._how, todo):
             self._check_lease()
@@ -408,7 +413,7 @@ class Job:
                 self.progress.advance(rejected=number < len(rejected))
 
     def _find_parts(self) -> None:
-        """Clear away what killed runs were writing, and load the records of the shards that earlier runs have made."""
+        """Delete half-written files of killed runs, and load the records of shards that earlier runs have finished."""
         for folder in (self.storage, self.work.scratch):
             if isinstance(folder, LocalStorage):
                 if self._whole:
@@ -426,14 +431,14 @@ class Job:
             self.progress.take(len(self.shards[shard]), rejected=len(self._add(shard, part)))
 
     def _add(self, shard: int, part: Part) -> list[Row]:
-        """Count a finished shard, and return the rows of its rejected sources."""
+        """Record a finished shard, and return the ledger rows of its rejected sources."""
         self.parts[shard] = part
         rejected = [row for row in part.rows if row["status"] != "packed"]
         self.reasons.update(Reason(row["reason"]) for row in rejected)
         return rejected
 
     def _take_stock(self) -> Iterator[tuple[int, int]]:
-        """Load the outcomes that wait since earlier runs; yield the slots that must still be processed, in order."""
+        """Count the stored outcomes of earlier runs; yield the shard and slot of sources to process, in order."""
         staged = self.staging.slots()
         for shard in self._mine:
             stem, sources = self.stems[shard], self.shards[shard]
@@ -454,7 +459,7 @@ class Job:
                     self.reasons.update([outcome.reason] if outcome.reason else ())
 
     def _finished(self, shard: int) -> Part | None:
-        """Return the part of a finished shard; None if its file is missing, as in an incomplete copy of the folder."""
+        """Return the record of a finished shard; None if its file is missing, as in an incomplete copy of a folder."""
         part, name, folder = read_part(self.storage, self.stems[shard]), self.work.data(shard), self.work.storage
         if part.digest is None or (folder.exists(name) and folder.size(name) == part.digest.bytes):
             return part

@@ -1,4 +1,4 @@
-"""Reads how far the job in a folder is, while it runs or after it stopped, without disturbing it."""
+"""Reads the progress of the job in a folder, while it runs or after it stopped, without disturbing it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Records read in parallel; with 1,000 parts and 30 ms a request, all are read in a second.
+# Number of records to read in parallel; with 1,000 parts and 30 ms a request, all are read in a second.
 _READERS: Final = 32
 # An addition is a job in a folder of its own, inside that of the ledger's parts; see `fastvid.sharding.change.add`.
 _JOBS: Final = {"job": f"{LEDGER_PARTS}/", "addition": f"{LEDGER_PARTS}/add/{LEDGER_PARTS}/"}
@@ -33,7 +33,7 @@ _JOBS: Final = {"job": f"{LEDGER_PARTS}/", "addition": f"{LEDGER_PARTS}/add/{LED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobProgress:
-    """How far a process is, or all processes of a job."""
+    """The progress of one process, or of all processes of a job."""
 
     shards: int | None = None
     shards_done: int = 0
@@ -47,7 +47,7 @@ class JobProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStatus(JobProgress):
-    """One process of a job, by its last record."""
+    """One process of a job, according to its last record."""
 
     part: Annotated[str, Meta(pattern=r"^[0-9]{1,9}/[0-9]{1,9}$")] | None = None
     command: str
@@ -60,7 +60,7 @@ class PartStatus(JobProgress):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Record(PartStatus):
-    """What a process says of itself, see `fastvid.sharding.job.lock`; a stranger may have written it."""
+    """The record of a process, see `fastvid.sharding.job.lock`. It is not trusted: anybody may have written it."""
 
     time: Annotated[datetime, Meta(tz=True)]
     namespace: str | None = None
@@ -74,7 +74,7 @@ class _Sources:
 
 @dataclass(frozen=True, slots=True)
 class _Identity:
-    """What a job is, as far as its status needs it."""
+    """The fields of a job's identity that its status needs."""
 
     sources: _Sources = field(default_factory=_Sources)
 
@@ -86,7 +86,7 @@ class UnfinishedJob(JobProgress):
     kind: str
     command: str | None
     state: str
-    packed: int  # of its sources, those that became samples
+    packed: int  # number of its sources that became samples
     seconds_left: float | None
     parts: Sequence[PartStatus]
 
@@ -196,7 +196,10 @@ def _read_job(storage: Storage, kind: str, names: Sequence[str], now: datetime) 
 
 
 def _last_division(records: Sequence[_Record]) -> list[_Record]:
-    """Return the records of the division that started last: parts of another one have the same shards again."""
+    """Return the records of the division into N parts that was started last.
+
+    A job may have been started with another N before; its parts would count the same shards again.
+    """
 
     def division(record: _Record) -> str:
         return (record.part or "").partition("/")[2]
@@ -217,7 +220,7 @@ def _part(record: _Record, now: datetime) -> PartStatus:
 
 
 def _read(storage: Storage, name: str, kind: type[T]) -> T | None:
-    """Return a record; None if it has just been deleted, or is none of its kind, which is logged."""
+    """Return a record; None if it has just been deleted, or cannot be parsed, which is logged."""
     try:
         return as_type(decode(storage.read(name)), kind)
     except StorageError:

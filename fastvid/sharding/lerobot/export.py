@@ -23,23 +23,24 @@ from fastvid.runtime.arrays import BoolArray, IntArray
 from fastvid.sharding.lerobot.read import DATA_PATH, INFO, STATS, VIDEO_PATH
 from fastvid.storage import Storage
 
-# LeRobot's defaults: megabytes of a file of videos, or of signals in memory, from which an episode begins a new one.
+# LeRobot's defaults for the size of a file of videos, and of signals in memory, from which on the next episode begins a
+# new file; in megabytes.
 _LIMITS: Final = {"video_files_size_in_mb": 200, "data_files_size_in_mb": 100}
 
 _PER_CHUNK: Final = 1000  # files in a folder, LeRobot's chunks_size
 _VERSION: Final = "v3.0"
 _EPISODES: Final = "meta/episodes/chunk-000/file-000.parquet"
 _QUANTILES: Final = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
-# What `info` says of an encoding that is no longer that of the videos.
+# Fields of `info` about the original encoding, which the videos may no longer have.
 _ENCODER: Final = ("video.g", "video.crf", "video.preset", "video.fast_decode", "video.video_backend")
 
 
 def write_lerobot(source: Dataset, target: Storage) -> dict[str, dict[str, Any]]:
-    """Write the selected episodes, numbered anew from 0; return bytes and episodes of each file.
+    """Write the selected episodes, renumbered from 0; return bytes and number of episodes of each file, by its name.
 
     Videos keep their packets, so frames are those of the dataset, bit by bit. ``timestamp``, ``frame_index``,
     ``episode_index``, ``index`` and ``task_index`` are computed; other signals are copied. Statistics of signals are
-    computed if episodes were left out; those of cameras are kept as they are. The same dataset gives the same bytes.
+    computed anew if episodes were left out; those of cameras are kept. The same dataset gives the same bytes.
     """
     known = lerobot_record(source)
     rows = source.annotations.take(source.rows).to_pylist()
@@ -84,7 +85,7 @@ def write_lerobot(source: Dataset, target: Storage) -> dict[str, dict[str, Any]]
 
 
 def lerobot_record(source: Dataset) -> Mapping[str, Any]:
-    """Return what the generation says of the LeRobot dataset that it was made of."""
+    """Return the generation's record of the LeRobot dataset that it was made from; raise UsageError if it was not."""
     known: Mapping[str, Any] | None = source.generation.extras.get(LEROBOT)
     if known is None:
         raise UsageError(
@@ -108,7 +109,7 @@ class _Episode:
 
 
 class _Tasks:
-    """The tasks of the episodes that are written, in the order of all tasks."""
+    """The tasks of the episodes that are written, in the order of the original list of tasks."""
 
     def __init__(self, known: Sequence[str], episodes: Sequence[_Episode]) -> None:
         used = {task for episode in episodes for task in episode.row["tasks"]}
@@ -118,7 +119,7 @@ class _Tasks:
         self._new = np.array([numbers.get(task, -1) for task in known], np.int64)
 
     def renumber(self, old: IntArray, key: str) -> IntArray:
-        """Return the new numbers of tasks."""
+        """Return the new numbers of tasks. `old`: their original numbers, one for each frame of the episode `key`."""
         if len(old) and not (old.min() >= 0 and old.max() < len(self._new) and (self._new[old] >= 0).all()):
             raise FormatError("a frame has a task that its episode does not name", key=key)
         return self._new[old]
@@ -136,11 +137,11 @@ class _Tasks:
 
 
 class _Files:
-    """Files that are written one after the other, named by a template with their numbers."""
+    """Files that are written one after another; their names are made from a template and their numbers."""
 
     def __init__(self, target: Storage, template: str, **known: str) -> None:
         self._target, self._template, self._known = target, template, known
-        self.made: dict[str, dict[str, Any]] = {}  # bytes and episodes of each
+        self.made: dict[str, dict[str, Any]] = {}  # bytes and number of episodes of each file, by name
 
     @property
     def place(self) -> dict[str, int]:
@@ -156,7 +157,10 @@ class _Files:
 def _write_videos(
     source: Dataset, target: Storage, camera: str, episodes: Sequence[_Episode], most: int
 ) -> tuple[dict[str, dict[str, Any]], StreamInfo]:
-    """Write the videos of a camera; note in the episodes where each is. Return the files and a description."""
+    """Write the videos of a camera, and add to each episode's row where it is.
+
+    Returns the files, see `_Files.made`, and the description of the camera's stream.
+    """
     files = _Files(target, VIDEO_PATH[_VERSION], video_key=camera)
     shards, at = source.locate(np.arange(len(source)))
     open_file: _Video | None = None
@@ -197,7 +201,7 @@ def _write_videos(
 
 
 class _Video:
-    """The packets of episodes, one behind the other."""
+    """A video file in memory: the packets of several episodes, one after another."""
 
     def __init__(self, info: StreamInfo) -> None:
         self._info, self.frames, self.episodes = info, 0, 0
@@ -205,7 +209,7 @@ class _Video:
         self._packets: list[tuple[IntArray, IntArray, IntArray, BoolArray]] = []  # places, sizes, frames, key flags
 
     def takes(self, info: StreamInfo, most: int) -> bool:
-        """Return whether another episode can follow: same decoder parameters, and less than `most` bytes yet."""
+        """Return whether another episode fits: same decoder parameters, and fewer than `most` bytes so far."""
         mine = self._info
         same = (mine.extradata, mine.matrix, mine.range) == (info.extradata, info.matrix, info.range)
         return same and self._data.tell() < most
@@ -228,7 +232,7 @@ class _Video:
 
 
 def _features(source: Dataset, features: Mapping[str, Any], described: Mapping[str, StreamInfo]) -> dict[str, Any]:
-    """Return the features of what is written; those that fastvid does not keep, such as images, are missing."""
+    """Return the features of the written dataset, without those that fastvid does not keep, such as images."""
     made = {}
     for name, feature in features.items():
         if name in source.signals:
@@ -313,7 +317,7 @@ def _column(values: np.ndarray[Any, Any], feature: Mapping[str, Any]) -> pa.Arra
 
 
 def frame_stats(values: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Return the statistics of a signal [N] or [N, A] as LeRobot stores them; ``std`` is that of the population."""
+    """Return the statistics of a signal [N] or [N, A] as LeRobot stores them; ``std`` divides by N, not N - 1."""
     flat = values.reshape(len(values), -1).astype(np.float64)
     found = {
         "min": flat.min(axis=0).tolist(),
@@ -332,7 +336,7 @@ def _stats(source: Dataset, cameras: Mapping[str, Any], values: Mapping[str, Any
     }
     for name, column in values.items():
         known = source.signals[name].get("stats")
-        # Numbers of episodes and frames are new ones; of others the statistics hold if no frame is missing.
+        # Keep the original statistics if no frame is missing; but numbers of episodes and frames have changed.
         is_whole = known is not None and known.get("count") == [len(column)] and name not in ("index", "episode_index")
         stats[name] = known if is_whole else frame_stats(column)
     return stats

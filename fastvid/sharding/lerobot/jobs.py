@@ -1,6 +1,6 @@
-"""Makes a dataset of a LeRobot dataset: indexed where it is, or encoded again.
+"""Makes a fastvid dataset from a LeRobot dataset: indexed where it is, or encoded again.
 
-Each episode is a sample with a stream for each camera; signals are in files beside the shards.
+Each episode is a sample with a stream for each camera; signals are in files next to the shards.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.work.tasks import EncodedSample, Outcome, SourceTask
 from fastvid.storage import Storage, open_storage
 
-# What the JSON says of a stream that was copied beside cameras that were encoded.
+# Fields of a sample's JSON about a stream that was copied, while the other cameras were encoded.
 _OWN: Final = ("width", "height", "pix_fmt", "conforms", "proved")
-# What the JSON of a video says, but not that of an episode.
+# Fields that the JSON of an episode does not have, unlike that of a video.
 _NOT_OF_EPISODES: Final = ("parent", "start_seconds", "end_seconds", "source_sha256")
 
 
 class _Episodes(ShardWork):
-    """What episodes have in common, encoded or in place: signals, and a stream for each camera."""
+    """Common to episodes that are encoded or indexed in place: signals, and a stream for each camera."""
 
     def __init__(self, storage: Storage, dataset: LeRobotDataset, settings: Settings, most: int, **more: Any) -> None:
         found = read.episode_sources(dataset)
@@ -51,7 +51,7 @@ class _Episodes(ShardWork):
 
     def row(self, source: Source, outcome: Outcome, stem: str) -> Row:
         """See `ShardWork`."""
-        # The digest of a file is not that of its episodes, which would be duplicates of each other.
+        # A file contains several episodes; with its digest, they would look like duplicates of each other.
         return super().row(source, outcome, stem) | {"source_sha256": None}
 
     def write_signals(self, stem: str, packed: Sequence[PackedSample]) -> str:
@@ -68,14 +68,14 @@ class IndexEpisodes(_Episodes, IndexFiles):
 
 
 class EncodeEpisodes(_Episodes, EncodeShards):
-    """Encodes episodes into tars. The rate of frames stays."""
+    """Encodes episodes into tars, without changing the frame rate."""
 
     def task(self, index: int, source: Source) -> SourceTask:
-        """See `ShardWork`. Depth has more levels than a profile encodes, so its packets are copied."""
+        """See `ShardWork`. Packets of depth cameras are copied, because depth has more levels than profiles encode."""
         return replace(super().task(index, source), copies=source.stream in self.dataset.depth)
 
     def _samples(self, views: Sequence[View]) -> Iterator[tuple[Source, EncodedSample]]:
-        """Yield the episode whose cameras `views` are; its facts are those of a camera that was encoded."""
+        """Yield the episode of these views, one per camera. Its facts are those of the first encoded camera."""
         made = {source.stream: outcome.samples[0] for source, outcome in views}
         depth = self.dataset.depth
         source = next((one for one, _ in views if one.stream not in depth), views[0][0])
@@ -94,7 +94,7 @@ class EncodeEpisodes(_Episodes, EncodeShards):
 def _run(
     source: str, out: str | os.PathLike[str], how: How, make: Callable[[Storage, LeRobotDataset], _Episodes]
 ) -> JobReport:
-    """Run what `make` returns for a folder, unless a dataset of other episodes is there."""
+    """Run the work that `make` returns; raise UsageError if there is a dataset with another number of episodes."""
     dataset, storage = read.read_lerobot(source), open_storage(out)
     known = _known_episodes(read_generation(storage)[1]) if storage.exists(DATASET_JSON) else None
     if known not in (None, len(dataset.episodes)):
@@ -113,7 +113,10 @@ def _known_episodes(generation: Generation) -> int | None:
 
 
 def new_episodes(url: str) -> tuple[str, int]:
-    """Return where the LeRobot dataset of videos in place is, and how many episodes it has gained since."""
+    """Return where the LeRobot dataset is from which a dataset in place was made, and how many episodes it has gained.
+
+    The number is negative if episodes are gone. Returns "" and 0 if the dataset was not made so, or cannot be found.
+    """
     generation = read_generation(open_storage(url))[1]
     known, found = _known_episodes(generation), re.fullmatch(r"(.*)/videos(/.*)?", generation.root or "")
     if known is None or found is None or not open_storage(found[1]).exists(read.INFO):

@@ -1,11 +1,11 @@
-"""Reads what a LeRobot dataset says of itself: its features, and where each episode is in which files.
+"""Reads the metadata of a LeRobot dataset: its features, and in which files and where each episode is.
 
-Version 3.0 concatenates episodes in files; version 2.1 has a file for each. Where an episode begins in a video is told
-by its seconds, as in LeRobot: films may have frames that no episode names. An episode whose seconds lead between two
-frames, or into another episode, is rejected. An episode is a source of a job for each camera; they are joined when a
-shard is written.
+Version 3.0 concatenates episodes in files, here called films; version 2.1 has a file for each episode. The metadata
+gives the start of an episode in a film in seconds; films may have frames of no episode. An episode is rejected if its
+start is between two frames, or if it overlaps another episode. Each camera of an episode is a source of a job; a
+sample is made from the sources of its cameras when its shard is written.
 
-What a dataset says is not believed: records have types, and every file that they name is a regular one below the root.
+The metadata is not trusted: types are checked, and every file that it names must be a regular one below the root.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fastvid.storage.protocol import check_name
 from fastvid.storage.urls import is_remote
 
 SCHEME: Final = "lerobot:"
-"""Begins the source that names a LeRobot dataset: ``lerobot:FOLDER``, ``lerobot:hf://datasets/OWNER/NAME``."""
+"""Prefix of sources that are LeRobot datasets: ``lerobot:FOLDER``, ``lerobot:hf://datasets/OWNER/NAME``."""
 
 INFO: Final = "meta/info.json"
 STATS: Final = "meta/stats.json"
@@ -49,19 +49,20 @@ VIDEO_PATH: Final = {
     "v3.0": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
     "v2.1": "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
 }
-# A field of a path: its name, and for a number at most nine digits.
+# A field in the template of a path: its name, and for a number its width, of one digit.
 _FIELD: Final = re.compile(r"\{(\w+)(?::0([1-9])d)?\}")
 # Types of features that are numbers.
 _NUMBERS: Final = frozenset(
     {"float16", "float32", "float64", "bool"} | {f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)}
 )
-# Parts of a frame: seconds that are nearer to a frame name it; others only if the episode before ends there.
+# Fraction of a frame: a start that is at most this far from a frame means that frame. Otherwise it is rounded only if
+# the episode before ends at that frame.
 _NEAR: Final = 0.25
-# Part of the frames of an episode by which its seconds in a video may differ from them.
+# Fraction of an episode's number of frames by which its length in the film, computed from seconds, may differ from it.
 _LONGER: Final = 0.1
 
 UNNAMED: Final = "frame of a film that no episode names"
-"""What frames before and between episodes are counted as."""
+"""The kind under which frames before and between episodes are counted as ignored."""
 
 _Kind = TypeVar("_Kind")
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -69,7 +70,7 @@ _Length = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class Feature(msgspec.Struct, frozen=True):
-    """What ``info.json`` says of a feature."""
+    """The record of a feature in ``info.json``."""
 
     dtype: str
     shape: tuple[_Length, ...] = (1,)
@@ -79,7 +80,7 @@ class Feature(msgspec.Struct, frozen=True):
 
     @property
     def depth(self) -> DepthScale | None:
-        """How the levels of a camera become distances, if it shows depth."""
+        """How the levels of a depth camera become distances; None for other cameras."""
         known = {**(self.info or {}), **(self.video_info or {})}
         if not (known.get("is_depth_map") or known.get("video.is_depth_map")):
             return None
@@ -111,7 +112,7 @@ class _Film(msgspec.Struct, frozen=True):
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """A row of the episodes of either version."""
+    """A row of the list of episodes, of version 3.0 or 2.1."""
 
     episode_index: _Count
     length: _Length
@@ -123,11 +124,11 @@ class _Row(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an episode is in a video."""
+    """Where an episode is in a video file."""
 
     file: str
-    first: int  # its first frame
-    problem: str = ""  # why that is not known
+    first: int  # number of its first frame in the file
+    problem: str = ""  # why the episode is rejected; empty if it is not
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ class LeRobotDataset:
     episodes: tuple[Episode, ...]
     tasks: tuple[str, ...]
     stats: Mapping[str, Any]
-    ignored: Mapping[str, int]  # what is not kept, and how much there is of it
+    ignored: Mapping[str, int]  # number of ignored items, by kind
     depth: Mapping[str, DepthScale]  # the cameras that show depth
 
 
@@ -218,7 +219,7 @@ def read_lerobot(source: str) -> LeRobotDataset:
 
 
 def _check_rows(rows: Sequence[_Row], info: _Info, tasks: Sequence[str], url: str) -> None:
-    """Refuse episodes that contradict what else the metadata says."""
+    """Raise FormatError if the list of episodes contradicts the other metadata."""
     frames = sum(row.length for row in rows)
     if (len(rows), frames) != (info.total_episodes, info.total_frames):
         raise FormatError(
@@ -236,7 +237,7 @@ def _check_rows(rows: Sequence[_Row], info: _Info, tasks: Sequence[str], url: st
 
 
 def _typed(storage: Storage, name: str, value: Any, kind: type[_Kind]) -> _Kind:
-    """Return what a file says as a record."""
+    """Return the parsed content of a file as a record, after checking its types."""
     try:
         return as_type(value, kind)
     except ValueError as error:  # halves of surrogate pairs are no text
@@ -244,14 +245,17 @@ def _typed(storage: Storage, name: str, value: Any, kind: type[_Kind]) -> _Kind:
 
 
 def _read(storage: Storage, name: str) -> bytes:
-    """Read a file that the dataset names."""
+    """Read a file of the metadata, after checking that it is inside the dataset."""
     if problem := _problem(storage, name):
         raise FormatError(f"a file of the dataset is {problem[1]}", file=f"{storage.url}/{name}")
     return storage.read(name)
 
 
 def _problem(storage: Storage, name: str) -> tuple[Reason, str] | None:
-    """Return why a file of a dataset is not opened: it leads outside or is none; None if it may be, or is missing."""
+    """Return why a file must not be opened: it is a link to outside the dataset, or no regular file.
+
+    None if it may be opened, or does not exist.
+    """
     if not isinstance(storage, LocalStorage):
         return None
     path, root = storage.path(name), storage.root
@@ -262,7 +266,7 @@ def _problem(storage: Storage, name: str) -> tuple[Reason, str] | None:
         if found is None and not stat.S_ISREG(os.stat(path).st_mode):
             return Reason.NOT_VIDEO, "no regular file"
     except OSError:
-        return None  # what opens it says what is wrong
+        return None  # opening it will raise the error
     return found
 
 
@@ -297,7 +301,7 @@ def _tasks(storage: Storage, version: str) -> tuple[str, ...]:
 
 
 def _rows(storage: Storage, version: str, cameras: Sequence[str]) -> list[_Row]:
-    """Return the rows of the episodes, in their order."""
+    """Return the rows of the episodes, sorted by their numbers."""
     folder = "meta/episodes"
     if version == "v2.1":
         rows = _json_lines(storage, f"{folder}.jsonl")
@@ -321,7 +325,7 @@ def _rows(storage: Storage, version: str, cameras: Sequence[str]) -> list[_Row]:
 def _episodes(
     storage: Storage, version: str, info: _Info, cameras: Sequence[str], rows: Sequence[_Row]
 ) -> tuple[tuple[Episode, ...], int]:
-    """Return the episodes, and how many frames of films before and between them none has."""
+    """Return the episodes, and the number of frames in films, before and between episodes, that are in none."""
     data, video = info.data_path or DATA_PATH[version], info.video_path or VIDEO_PATH[version]
 
     def place(template: str, row: _Row, camera: str = "") -> str:
@@ -354,32 +358,33 @@ def _episodes(
 
 
 def _firsts(file: str, stated: Sequence[tuple[float, float]], lengths: Sequence[int]) -> tuple[list[Place], int]:
-    """Return where each episode is in a film, and how many frames before and between them none has.
+    """Return where each episode is in a film, and the number of frames before and between them.
 
-    `stated`: the frames at which each episode begins and ends by its seconds. `lengths`: its frames.
+    `stated`: start and end of each episode in the film, converted from seconds to frames. `lengths`: number of frames
+    of each episode.
     """
-    places = [Place(file, 0, f"it begins at frame {at} of its video by its seconds") for at, _ in stated]
+    places = [Place(file, 0, f"by its seconds it begins at frame {at} of its video") for at, _ in stated]
     end, unnamed, last = 0, 0, -1
     for number in sorted((n for n, (at, _) in enumerate(stated) if 0 <= at < 2**53), key=lambda n: stated[n][0]):
         (at, to), length = stated[number], lengths[number]
         first, problem = round(at), ""
         if abs(at - first) > _NEAR and first != end:
-            problem = f"it begins at frame {at:.2f} of its video by its seconds, which is between two frames"
+            problem = f"by its seconds it begins at frame {at:.2f} of its video, which is between two frames"
         elif not abs(to - at - length) < max(_NEAR + 0.5, _LONGER * length):
-            problem = f"it has {length} frames, by its seconds in the video {to - at:.2f}"
+            problem = f"it has {length} frames, but by its seconds {to - at:.2f} frames of its video"
         elif first < end and last >= 0:
             problem = "its frames are also those of another episode"
             places[last] = Place(file, places[last].first, problem)
         places[number] = Place(file, first, problem)
         unnamed += 0 if problem else max(0, first - end)
         if first + length > end:
-            # Whose end this is says nothing of the next if it is not known.
+            # If this episode is rejected, its end is uncertain: then an overlap does not reject the next one.
             end, last = first + length, -1 if problem and first >= end else number
     return places, unnamed
 
 
 def _path(storage: Storage, template: str, known: Mapping[str, int | str]) -> str:
-    """Return the name of a file by a template of the metadata; it is below the root of the dataset."""
+    """Return the name of a file by a template of the metadata; raise FormatError if it is not below the root."""
 
     def field(found: re.Match[str]) -> str:
         value = known.get(found[1])
@@ -403,7 +408,7 @@ def read_signals_of(dataset: LeRobotDataset, episodes: Sequence[Episode]) -> pa.
     for episode in episodes:
         name = f"{dataset.storage.url}/{episode.data}"
         if name not in files:
-            # Episodes of a file follow each other.
+            # Keep only the last file: episodes of one file follow each other.
             files = {name: from_parquet(_read(dataset.storage, episode.data), file=name, columns=known)}
         numbers = files[name]["episode_index"]
         if not pa.types.is_integer(numbers.type):
@@ -444,13 +449,13 @@ def _numbers(dataset: LeRobotDataset, name: str, column: pa.ChunkedArray) -> pa.
 
 
 EPISODES_PER_SHARD: Final = 500
-"""Most episodes of a shard: with 1,000 frames and four cameras each its packet tables are 40 MB."""
+"""Default maximum of episodes in a shard: with 1,000 frames and four cameras each, its packet tables take 40 MB."""
 
 
 def episode_sources(dataset: LeRobotDataset) -> SourceList:
-    """Return a source for each camera of each episode, in order; those of one that is rejected have its problem.
+    """Return a source for each camera of each episode, in order; if an episode is rejected, its sources say why.
 
-    If every episode has one task, tasks are the classes. Columns: ``episode_index``, ``tasks``.
+    If every episode has exactly one task, the tasks are the classes. Columns: ``episode_index``, ``tasks``.
     """
     sources = []
     single = all(len(episode.tasks) == 1 for episode in dataset.episodes)
@@ -477,7 +482,7 @@ def episode_shards(dataset: LeRobotDataset, found: SourceList, per_shard: int) -
 
 
 def extras_of(dataset: LeRobotDataset) -> dict[str, Any]:
-    """Return what a generation says of a LeRobot dataset: its record, and what is known of each signal."""
+    """Return the generation's extras for a LeRobot dataset: its metadata, and a description of each signal."""
     features: Mapping[str, Any] = dataset.info["features"]
     signals = {
         name: {

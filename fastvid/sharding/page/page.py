@@ -1,8 +1,8 @@
 """Renders a dataset as one self-contained HTML page, for `fastvid inspect --html`.
 
-Its sections: classes and splits as bars, a contact sheet, the columns that came with the sources, how the samples are
-encoded, and the table of sources with what became of each. The contact sheet has strips of frames for some samples of
-every class, within a byte limit.
+Its sections are: classes and splits as bars, a contact sheet, the annotation columns, how the samples are encoded, and
+a table of the sources with the outcome of each. The contact sheet shows some samples of every class, each as a strip,
+which is a row of frames; their number is limited by the size of the page in bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FRAMES: Final = (12, 4)  # maximum and minimum frames of a strip
 _WINDOW_SECONDS: Final = 6.0
 _TILES: Final = 240
 _PER_CLASS: Final = (1, 18)
-_PROBES: Final = 8  # strips made to estimate the size of one
+_PROBES: Final = 8  # number of strips to make first, to estimate the size of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class ContactSheet:
 
 
 def make_contact_sheet(summary: Summary, *, max_bytes: int) -> ContactSheet:
-    """Decode strips, a few of every class, as many as fit.
+    """Decode strips of a few samples of every class, as many as fit.
 
-    `max_bytes`: maximum size of their markup. If it is small, strips get fewer frames, then classes get fewer strips,
+    `max_bytes`: maximum size of their HTML. If it is small, strips get fewer frames, then classes get fewer strips,
     then small classes get none.
     """
     rows = _rows_by_class(summary)
@@ -93,7 +93,7 @@ def make_contact_sheet(summary: Summary, *, max_bytes: int) -> ContactSheet:
             if strip is None:
                 sheet.failed += 1
                 continue
-            # The first strip of a class brings its heading.
+            # The first strip of a class also adds the class's heading.
             head = "" if names[row] in sheet.strips else _group(names[row], "", "")
             room -= len((head + _tile(summary, strip)).encode())
             if room < 0:
@@ -142,7 +142,7 @@ def _rows_by_class(summary: Summary) -> dict[str, list[int]]:
 
 
 def _frames_that_fit(probes: Sequence[FrameStrip | None], classes: int, max_bytes: int) -> int:
-    """Return the frames per strip, within limits, for which every class gets a strip."""
+    """Return the number of frames per strip, within limits, with which every class can get a strip."""
     sizes = [len(strip.uri) / strip.frames for strip in probes if strip is not None]
     if not sizes:
         return _FRAMES[0]
@@ -201,7 +201,10 @@ def _class_row(c: ClassCount, most: int, order: Sequence[str]) -> str:
 
 
 def stack(parts: Totals, most: int, order: Sequence[str]) -> str:
-    """Return one bar of pieces, coloured in an order; `most` is the number of samples of the full width."""
+    """Return the HTML of a bar with a piece for each of `parts`.
+
+    `most`: number of samples that fill the whole width. `order`: names in the order of their colours.
+    """
     pieces = [
         f'<i class="c{order.index(name) % COLOURS}" style="width:{100 * total.samples / max(most, 1):.2f}%"'
         f' data-tip="{text(name)}: {count(total.samples)}, {duration(total.seconds)}"></i>'
@@ -322,7 +325,7 @@ _NUMERIC: Final = (False, False, False, True, True, True)
 
 
 def ledger_section(summary: Summary, *, max_bytes: int) -> Section | None:
-    """Return the section, rejected sources first, as many rows as fit; None if the dataset has no ledger."""
+    """Return the section with the ledger, rejected sources first, as many rows as fit; None if there is no ledger."""
     if summary.ledger is None or not summary.sources:
         return None
     rows = sorted(summary.ledger.to_pylist(), key=lambda row: (row["reason"] is None, row["source_id"]))
@@ -366,7 +369,7 @@ def _row(entry: dict[str, Any]) -> Markup:
 
 
 _SMALLEST: Final = 200_000
-_NOTES: Final = 8_000  # bytes that are kept for notes and for the numbers of strips of each class
+_NOTES: Final = 8_000  # bytes reserved for notes and for the numbers of strips of each class
 _DIALOG: Final = (
     '<dialog id="clip" aria-label="clip"><button class="close" aria-label="close">&#215;</button>'
     '<div class="stage"></div><div class="body"></div></dialog>\n'
@@ -382,7 +385,7 @@ def render_page(summary: Summary, *, max_bytes: int = 8_000_000) -> bytes:
     room = max_bytes - frame - _NOTES
     if room < 0:
         raise UsageError(
-            f"the page takes {frame} bytes without strips, but {max_bytes} are allowed", hint="raise --max-bytes"
+            f"the page takes {frame} bytes without pictures, but {max_bytes} are allowed", hint="raise --max-bytes"
         )
     sheet = make_contact_sheet(summary, max_bytes=room) if summary.num_samples else ContactSheet()
     return _page(summary, sheet, ledger)

@@ -24,7 +24,8 @@ from fastvid.runtime.values import count, duration, percent, shares, size, thing
 from fastvid.sharding.job.ledger import read_ledger
 from fastvid.storage import Storage, open_storage
 
-# Facts are one file a shard, and a large dataset has 10,000 shards: these say enough about how they are encoded.
+# Maximum number of shards whose facts are read. Each shard has a file of facts, and a large dataset has 10,000 shards;
+# these are enough to know how its samples are encoded.
 _MOST_SHARDS: Final = 64
 _READERS: Final = 16
 
@@ -38,18 +39,18 @@ _COLUMNS: Final = (
 class EncodingSummary:
     """Statistics of the first stream of the visible samples of some shards."""
 
-    of: int  # shards of the generation
-    shards_read: int  # whose facts were read
+    of: int  # number of shards of the generation
+    shards_read: int  # number of shards whose facts were read
     samples: int
     bytes: int
     bit_rate: float  # bits per second
     codecs: Counter[str]  # samples by codec
     colours: Counter[str]  # samples by colour range and matrix
-    conforming: int  # samples that keep the promises of profiles, because a profile wrote them
-    whole: int  # samples that must be decoded from their first packet
+    conforming: int  # number of samples that a profile wrote, with the properties that profiles promise
+    whole: int  # number of samples that must be decoded from their first packet
     packets_per_key: float
-    droppable_share: float  # of the packets: those that no other packet refers to
-    arithmetic: int  # samples of H.264 with arithmetic coding (CABAC)
+    droppable_share: float  # fraction of the packets that no other packet refers to
+    arithmetic: int  # number of samples in H.264 with arithmetic coding (CABAC)
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
@@ -113,9 +114,9 @@ UNLABELLED: Final = "(no label)"
 NO_VALUE: Final = "-"
 
 _SPLIT: Final = "split"
-_LOOKED_AT: Final = 100  # rows in which examples of a column are looked for
+_LOOKED_AT: Final = 100  # number of rows that are searched for examples of a column's values
 _EXAMPLES: Final = 3
-_TOLD: Final = ("number", "time", "note", "reason")  # what is told of each generation
+_TOLD: Final = ("number", "time", "note", "reason")  # fields of each generation in the summary
 # Columns that say where a sample was cut from its source.
 _OURS: Final = frozenset(
     {"parent", "start_seconds", "end_seconds", "bad_frames", "asked_start_seconds", "asked_end_seconds"}
@@ -123,7 +124,7 @@ _OURS: Final = frozenset(
 
 
 class Total(NamedTuple):
-    """Samples with something in common."""
+    """Number and duration in seconds of samples with something in common."""
 
     samples: int
     seconds: float
@@ -150,7 +151,7 @@ class ClassCount:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """An annotation column that fastvid did not compute, such as a caption."""
+    """An annotation column that came with the sources, such as a caption, with some of its values."""
 
     name: str
     kind: str
@@ -336,7 +337,7 @@ def summarize(url: str, *, generation: int | str | None = None) -> Summary:
 
 
 def describe(summary: Summary) -> dict[str, str]:
-    """Return how long, large and encoded the samples are, as text by name; there must be a sample."""
+    """Return texts, by name, on the duration, size and encoding of the samples; there must be at least one."""
     encoding, extras = summary.encoding, summary.generation.extras
     shortest, median, longest = map(duration, np.quantile(summary.seconds, [0, 0.5, 1]).tolist())
     places = [f"{size(summary.tar_bytes)} of tars"] if summary.tar_bytes else []
@@ -376,11 +377,11 @@ def describe(summary: Summary) -> dict[str, str]:
 
 
 def _decoding(encoding: EncodingSummary) -> str:
-    """Return what decoding one frame takes, in words."""
+    """Return, as text, how many packets must be decoded for one frame on average."""
     referenced, alone = encoding.packets_per_key * (1 - encoding.droppable_share), encoding.droppable_share
-    if referenced < 1:  # nothing refers to key frames, which are decoded by themselves
+    if referenced < 1:  # all-intra: no packet refers to another
         referenced, alone = 1, max(0, alone - 1 / encoding.packets_per_key)
-    # Those that are referred to up to its own place in the GOP, and itself if nothing refers to it.
+    # On average, the packets before the frame in its GOP that others refer to, and the frame's own packet.
     fed = (referenced + 1) / 2 + alone
     text = f"{fed:.1f} packets for one frame"
     if encoding.arithmetic:

@@ -15,7 +15,9 @@ Cuts, as PySceneDetect's ``list-scenes`` writes them:
 
     scenedetect:PATH  NAME-Scenes.csv, or a folder of such files, each of the video NAME
 
-Data sets with captions, as published: see `CAPTION_SETS`. Of action recognition, as published:
+Data sets with captions, as published: see `CAPTION_SETS`.
+
+Data sets of action recognition, as published:
 
     kinetics:FILE  label,youtube_id,time_start,time_end,split; test files have no label
     ucf101:DIR     classInd.txt, trainlist01.txt, testlist01.txt ...; all splits at once
@@ -49,7 +51,7 @@ from fastvid.sharding.sources.tables import LABELS, AnnotationRow, Annotations, 
 from fastvid.storage import RemoteOptions
 from fastvid.storage.urls import FileUrl, is_remote, open_root
 
-# Columns of tables that are text or lists even if they look like numbers.
+# Columns of tables whose values stay text or lists, even if they look like numbers.
 _TEXT_COLUMNS: Final = ("path", "label", LABELS, "start", "end", "split", tables.SEGMENTS)
 _PATH_AND_LABEL: Final = re.compile(
     r"^(.*(?:" + "|".join(re.escape(suffix) for suffix in sorted(VIDEO_SUFFIXES)) + r"))(?:\s+(.*))?$", re.IGNORECASE
@@ -189,7 +191,10 @@ def _read(spec: str, mapping: Columns) -> Annotations:
 
 @contextmanager
 def parsing(place: str, form: str) -> Iterator[None]:
-    """Name a file in the errors of reading it, and translate those that say that it has another form."""
+    """Add the file to errors of the block, which reads it, and turn parse errors into UsageError.
+
+    `form`: what the file should be, for the message.
+    """
     try:
         yield
     except StorageError:
@@ -205,7 +210,7 @@ def parsing(place: str, form: str) -> Iterator[None]:
 
 
 def _table(file: AnnotationFile, form: str, columns: Columns) -> Annotations:
-    """Return the rows of a table; the split of rows without one is that of the file's name."""
+    """Return the rows of a table; rows without a split get the split that the file's name mentions."""
     if form == "parquet" and not columns.sources:  # a part at once: renamed columns are looked for in all rows
         parts = map(columns.rows, tables.read_parquet(file.read()))
     else:
@@ -216,7 +221,7 @@ def _table(file: AnnotationFile, form: str, columns: Columns) -> Annotations:
 
 
 def _rows(records: list[NumberedRecord], split: str | None) -> Iterator[AnnotationRow]:
-    """Yield the rows of records, each of which is freed."""
+    """Yield an annotation row for each record. Empties `records` meanwhile, to free memory."""
     if not any("path" in record for _, record in records):
         records = [(number, {"path": record.pop(tables.ENTRY, None), **record}) for number, record in records]
     if records and not any(record["path"] is not None for _, record in records if "path" in record):
@@ -230,7 +235,7 @@ def _rows(records: list[NumberedRecord], split: str | None) -> Iterator[Annotati
 
 
 def make_row(number: int, record: tables.Record, split: str | None) -> AnnotationRow:
-    """Return a row of a table; `split` is that of the file."""
+    """Return the annotation row of a record. `number`: its number in the file. `split`: split of the file, or None."""
     path = record.get("path")
     if not isinstance(path, str) or not path:
         raise UsageError("row has no text in the column path", row=number, column="path", hint=_NAME_IT)
@@ -292,7 +297,10 @@ def _split_line(line: str, separator: str | None) -> tuple[str, str]:
 
 
 def name_classes(rows: Sequence[AnnotationRow], classes: Sequence[str], class_names: Sequence[str]) -> Annotations:
-    """Return rows of the given classes with their names, which may be given for classes that are numbers."""
+    """Return the rows with class names instead of numbers.
+
+    `classes`: the classes of the rows. `class_names`: names of classes that are numbers; empty to keep the numbers.
+    """
     integers = bool(classes) and all(name.isdigit() for name in classes)
     if integers:
         classes = [str(number) for number in range(max(int(name) for name in classes) + 1)]
@@ -476,8 +484,8 @@ def read_sthv2(folder: AnnotationFile) -> Annotations:
 def read_charades(file: AnnotationFile) -> Annotations:
     """Read Charades_v1_train.csv: whole videos with the classes of all their actions.
 
-    These have names if Charades_v1_classes.txt is beside it. Other columns are kept, also ``actions`` with the times of
-    each.
+    Class names are read from Charades_v1_classes.txt if it is in the same folder. Other columns are kept, also
+    ``actions`` with the times of each action.
     """
     classes, split = file.beside("_classes.txt"), split_of(file.name)
     lines = [line.partition(" ") for line in (classes.text() if classes else "").splitlines() if line.strip()]
@@ -504,8 +512,7 @@ def read_charades(file: AnnotationFile) -> Annotations:
 def read_ava(file: AnnotationFile) -> Annotations:
     """Read ava_train_v2.2.csv: a clip of 3 seconds around each annotated second of a video.
 
-    Actions have names if their .pbtxt is beside it.
-
+    Names of actions are read from a .pbtxt file if there is one in the same folder.
     ``labels`` has the actions of all people in the clip. The columns ``boxes``, ``box_actions`` and ``person_ids`` are
     JSON lists with one entry per line of the file: [x1, y1, x2, y2] from 0 to 1, action and person. ``timestamp`` is
     the second that people judged, in the video.
@@ -547,7 +554,7 @@ def _ava_person(number: int, fields: list[str], names: Mapping[int, str]) -> tup
     try:
         box, action, person = [float(field) for field in fields[:4]], int(fields[4]), int(fields[5])
     except ValueError as error:
-        raise UsageError(f"line does not parse: {error}", row=number, hint="give numbers after the video") from error
+        raise UsageError(f"line does not parse: {error}", row=number, hint="give numbers as fields 2 to 8") from error
     if names and action not in names:
         raise UsageError(f"action {action} is not in the action list", row=number, hint="use the files of one release")
     return box, names.get(action, str(action)), person

@@ -1,7 +1,7 @@
-"""Videos that are no files of their own: cells of Parquet tables, and pictures of a folder or a tar.
+"""Videos that are not files: cells of Parquet tables, and pictures of a folder or a tar that are the frames.
 
-A worker puts each together in a temporary file before anything looks into it: the bytes of a cell, or a MOV whose
-packets are the pictures, unchanged.
+A worker first writes each to a temporary file: the bytes of a cell, or a MOV whose packets are the unchanged pictures.
+The file is then read like any other source.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ _MAGIC: Final = {b"\xff\xd8\xff": "mjpeg", b"\x89PNG\r\n": "png"}
 
 
 def find_tables(root: str) -> list[str]:
-    """Return a Parquet file, or those below a folder without videos, except of datasets; none for other roots."""
+    """Return the Parquet files of a root: the root itself, or files below a folder; none if it is something else.
+
+    A folder with video files has none; datasets of fastvid below a folder are skipped.
+    """
     if not os.path.isdir(root):
         return [root] if root.endswith(PARQUET) and os.path.isfile(root) else []
     if sources.has_videos(root):
@@ -58,8 +61,8 @@ def table_sources(
 ) -> SourceList:
     """Return the videos in the cells of tables as sources; all other columns are annotations.
 
-    A column of videos is binary, or has the fields ``bytes`` and ``path`` as ``datasets`` writes it; of several, it is
-    the one that `columns` names ``path``.
+    A column of videos is binary, or has the fields ``bytes`` and ``path``, as the library ``datasets`` writes it. If
+    there are several, `columns` must map ``path`` to one of them.
     """
     renamed = dict(Columns.parse(columns).sources)
     chosen, ignored = renamed.pop("path", None), Counter[str]()
@@ -144,9 +147,10 @@ def _class_names(schema: pa.Schema) -> Sequence[str]:
 
 
 def put_together(path: str, member: tuple[int, int] | None, inside: str, file: IO[bytes]) -> None:
-    """Write a video to a file: the pictures at `path`, of the rate `inside`, or a cell of the column `inside`.
+    """Write a video to a file: a cell of a Parquet table, or the pictures of a folder or tar.
 
-    `member`: row group of the cell, and row in it.
+    `path`: the table, folder or tar. `member`: for a cell, its row group, and the row in it; None for pictures.
+    `inside`: for a cell, the name of its column; for pictures, their rate in frames per second.
     """
     try:
         if member is None:
@@ -187,7 +191,7 @@ def _pictures(path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def tar_pictures(path: str) -> dict[str, tuple[int, int]]:
-    """Return byte offset and size of each picture of a tar by name, in order; none if it contains a video."""
+    """Return byte offset and size of each picture in a tar, by name, in order; empty if the tar contains a video."""
     view = LocalStorage(os.path.dirname(path)).map(os.path.basename(path))
     members = {member.name: (member.offset, member.size) for member in read_members(view)}
     return {} if any(map(is_video, members)) else {name: members[name] for name in sources.picture_order(members)}

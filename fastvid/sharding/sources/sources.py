@@ -1,7 +1,7 @@
 """The sources of a job: videos below folders, in buckets and at URLs, with their annotations and keys.
 
-`find_files` lists what may be a video, by its ending. `find_sources` gives each file the class and split of its folder,
-or finds the file of each row of annotations. `assign_keys` names the samples.
+`find_files` lists files whose suffix is that of a video. `find_sources` takes class and split of each file from its
+folder, or finds the file of each row of annotations. `assign_keys` chooses the keys of the samples.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from fastvid.storage import RemoteOptions
 from fastvid.storage.urls import FileUrl, is_remote, open_root
 
 PICTURE_SUFFIXES: Final = frozenset({".jpeg", ".jpg", ".png"})
-"""Those of pictures that may be the frames of a video."""
+"""Suffixes of pictures that may be the frames of a video."""
 
 MODIFIED: Final = "modified-"
-"""How the tag of a local file begins; the time of its last change in ns follows."""
+"""Prefix of the tag of a local file; its modification time in nanoseconds follows."""
 _DIGITS: Final = re.compile(r"([0-9]+)")
-_NAMES: Final = 3  # most names of ignored files of a kind
+_NAMES: Final = 3  # maximum number of names of ignored files that are listed for each kind
 _NAMELESS: Final = frozenset({"hidden file", "special file", "linked folder"})
 _Ignored = dict[str, list[str]]
 
@@ -55,7 +55,7 @@ def split_of(name: str) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-# The folder of a file system's own repairs, which only root may read.
+# A folder that file systems create for repairs, and only root may read.
 _RECOVERED: Final = "lost+found"
 
 
@@ -74,9 +74,9 @@ class SourceFile:
 
 
 def find_files(roots: Sequence[str], *, follow_links: bool, rate: str = "") -> tuple[list[SourceFile], Counter[str]]:
-    """Return the files below roots, sorted by path, and the counts of ignored files by kind, with names of some.
+    """Return the files below roots, sorted by path, and the number of ignored files by kind; kinds include some names.
 
-    `rate`: rate of folders of pictures, which are sources of a root without videos.
+    `rate`: frames per second of pictures. If given, folders of pictures below a root without videos are sources.
     """
     ignored: _Ignored = {}
     local = [root for root in roots if not is_remote(root)]
@@ -87,7 +87,7 @@ def find_files(roots: Sequence[str], *, follow_links: bool, rate: str = "") -> t
 
 
 def _told(kind: str, names: Sequence[str]) -> str:
-    """Return a kind of ignored files, with some of their names unless they are of no interest."""
+    """Return a kind of ignored files, with some of their names, except for kinds whose names are of no interest."""
     some = ", ".join(map(encode_name, names[:_NAMES])) + (", ..." if len(names) > _NAMES else "")
     return kind if kind in _NAMELESS else f"{kind} ({some})"
 
@@ -155,7 +155,7 @@ def _find_local(roots: Sequence[str], ignored: _Ignored, follow_links: bool, rat
 
 def _walk(root: str, ignored: _Ignored) -> Iterator[str]:
     """Yield regular files, and links to files, that have a video suffix, sorted by name."""
-    # Linked folders are not followed: inside the root they are found under their own name, outside is out of bounds.
+    # Linked folders are not followed: inside the root they are found by their own name, outside they are not allowed.
     for folder, folders, names in os.walk(root, onerror=_raise):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != _RECOVERED)
         for name in folders:
@@ -180,12 +180,12 @@ def _ignored_kind(name: str) -> str | None:
 
 
 def _is_file(path: str) -> bool:
-    # Keep a dangling link: it is reported as a missing source.
+    # A dangling link counts as a file, so that it is reported as a missing source.
     return _check_target(path) is not None or stat.S_ISREG(_status(path).st_mode)
 
 
 def _check_target(path: str) -> tuple[Reason, str] | None:
-    """Return the problem of a link whose target does not exist or is a link to itself; None otherwise."""
+    """Return the problem of a link whose target does not exist, or that links to itself; None otherwise."""
     if not os.path.islink(path) or os.path.exists(path):
         return None
     return Reason.MISSING, f"a link to {encode_name(os.readlink(path))}, which does not exist"
@@ -208,7 +208,7 @@ def _status(path: str) -> os.stat_result:
 
 
 def _raise(error: OSError) -> NoReturn:
-    """Raise a StorageError: what a listing leaves out is lost without a word."""
+    """Raise a StorageError, because otherwise files that cannot be listed would be left out silently."""
     raise StorageError(
         f"sources cannot be listed: {error.strerror or error}",
         file=encode_name(os.fsdecode(error.filename)),
@@ -289,15 +289,15 @@ class Source:
     sound: tuple[int, int] | None = None
     problem: tuple[Reason, str] | None = None
     key: str = ""  # name of its samples in the shards
-    tag: str | None = None  # ETag of its file, or `MODIFIED` and the time of a local one, which copies do not keep
+    tag: str | None = None  # ETag of a remote file; for a local one, `MODIFIED` and its time, which copies do not keep
     parent: str | None = None
     # first frame and number of frames if it is a clip that is given in frames; None otherwise.
     frames: tuple[int, int] | None = None
     stream: str = PICTURES
-    # `path` is a folder or tar of pictures of this rate, or Parquet with a column of this name: `member` is its row
-    # group and row
+    # if `path` is a folder or tar of pictures: their rate. If it is Parquet: the column of the video; `member` is then
+    # the row group and the row in it. Else empty.
     inside: str = ""
-    notes: tuple[str, ...] = ()  # what the ledger says of it beside the warnings of its work
+    notes: tuple[str, ...] = ()  # notes for the ledger, in addition to the warnings of its processing
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -306,17 +306,17 @@ class Source:
 
     @property
     def etag(self) -> str | None:
-        """The ETag of its file, which every copy of a list has."""
+        """The ETag of its file; None for a local file, whose tag is not the same on other machines."""
         return None if self.tag is None or self.tag.startswith(MODIFIED) else self.tag
 
     def is_version(self, size: int | None, tag: str | None) -> bool:
-        """Return whether its file may be that of a size in bytes and a tag; unknown ones differ from nothing."""
+        """Return whether its file may have a size in bytes and a tag; unknown values are compatible with all."""
         if tag and self.tag and bare_tag(tag) != bare_tag(self.tag):
             return False
         return not size or not self.size or size == self.size
 
     def below(self, folder: str) -> Source:
-        """Return the same source with another name: in a folder, like the file that it is a clip of."""
+        """Return the source with `folder`/ prepended to its name, and to that of the file that it is a clip of."""
         parent = None if self.parent is None else f"{folder}/{self.parent}"
         return replace(self, id=f"{folder}/{self.id}", parent=parent)
 
@@ -328,7 +328,7 @@ class SourceList:
     sources: tuple[Source, ...]
     classes: tuple[str, ...]
     ignored: Mapping[str, int]
-    # If a job has frozen its sources: those of each shard, and what its identity says of all of them.
+    # Only if a job has frozen its sources: the sources of each shard, and the identity's fields about all sources.
     shards: Sequence[Sequence[Source]] | None = None
     listed: Mapping[str, Any] | None = None
 
@@ -364,7 +364,7 @@ def _notes(source: Source) -> str:
 
 
 def bare_tag(tag: str) -> str:
-    """Return an ETag without its quotes: listings of some stores have them, others not."""
+    """Return an ETag without quotes and "W/", because only some stores include them in listings."""
     return tag.removeprefix("W/").strip('"')
 
 
@@ -404,9 +404,9 @@ def assign_keys(sources: Sequence[Source]) -> tuple[Source, ...]:
 
     A key is the id without its suffix, with an underscore for every character that a key cannot contain; that of a clip
     ends with its bounds in milliseconds, such as ``film_00003200_00005700``: in a tar's listing the clips of a film
-    follow each other in time, and no dot is in the key, at which webdataset would split it. If two ids have one such
-    form, the one that needed no change keeps it, and the others get a hash of the id. Keys are unique, and no key is a
-    folder of another, because the parts of a long video are named below its key.
+    follow each other in time, and the key contains no dot, at which webdataset would split it. If two ids lead to the
+    same key, the id that needed no change keeps it, and the others get a hash of the id. Keys are unique, and no key is
+    a folder of another, because the parts of a long video are named below its key.
     """
     keys = {source.id: _plain_key(source) for source in sources}
     if len(keys) < len(sources):
@@ -457,7 +457,7 @@ def _split_name(folder: str) -> str | None:
 
 
 def _by_rows(found: Sequence[SourceFile], rows: list[AnnotationRow], ignored: Counter[str]) -> list[Source]:
-    """Return the sources of rows, each of which is freed: a list of millions is in memory once."""
+    """Return the sources of annotation rows. Empties `rows` meanwhile, so that a list of millions is in memory once."""
     by_path = {"/".join(file.parts): file for file in found} | {file.id: file for file in found}
     by_path |= {file.path: file for file in found}
     queries = _distinguished_by_query(rows)
@@ -535,7 +535,7 @@ def _leading_folders_to_strip(names: Sequence[str], known: Mapping[str, Any]) ->
 
 
 def annotated_source(row: AnnotationRow, file: SourceFile | None, start: float | None, end: float | None) -> Source:
-    """Return the source of a row and its file, or of a clip of it; one without a file has a problem."""
+    """Return the source of an annotation row: its file, or a clip of it. Without a file, the source has a problem."""
     if file is None:
         problem = Reason.MISSING, "the annotations name it, but there is no such file"
         return Source(row.name, row.name, 0, row.label, row.columns, problem=problem)

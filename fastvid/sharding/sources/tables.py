@@ -1,8 +1,8 @@
-"""Rows of annotations: tables of any columns, and what a row may contain.
+"""Rows of annotations: reads tables with any columns, and checks what a row may contain.
 
-A table, CSV with a header, JSON, JSON Lines or Parquet, is read as rows of column values with their numbers, so that an
-error can name the row. `Columns` maps any columns to those of fastvid, and makes one row of each segment of a video.
-`AnnotationRow` is what all formats become.
+A table (CSV with a header, JSON, JSON Lines or Parquet) is read as records with their row numbers, so that an error can
+name the row. `Columns` maps any columns to those of fastvid, and makes one record of each segment of a video. Rows of
+all formats become `AnnotationRow`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ NumberedRecord = tuple[int, Record]
 """Number of a row in its file, from 1, and the row."""
 
 ENTRY: Final = "entry"
-"""Column with the name of an object inside a JSON object; the path, if no column is."""
+"""Column with the name of an object inside a JSON object; it is the path if there is no column ``path``."""
 SEGMENTS: Final = "segments"
 """Column with a list of segments: [start, end], or objects with start and end, or with segment = [start, end]."""
-# Columns that have one value per segment, if a row has several segments. Columns that a mapping names have too.
+# Columns with one value per segment, if a row has several segments. So have all columns that a mapping names.
 _PER_SEGMENT: Final = ("start", "end", "caption", "label")
 _WHOLE: Final = frozenset({"path", "key"})
 _MISSING: Final = object()
@@ -65,16 +65,16 @@ class Columns:
         return cls(sources)
 
     def source_of(self, name: str) -> str:
-        """Return the table's column for one of our names."""
+        """Return the table's column for one of fastvid's names."""
         return self.sources.get(name, name)
 
     def rows(self, records: Sequence[NumberedRecord]) -> list[NumberedRecord]:
         """Return one row for each segment of each record, with renamed columns; other columns keep their names.
 
-        A record has segments if its column ``segments`` is a list, or ``start`` or ``end`` are. Then start, end,
-        caption, label and every column of this mapping may be lists too, with one value per segment; ``labels`` is one
-        if it is a list of lists. All other columns are repeated. A list as text, as in a CSV, counts as a list. The
-        fields of segments that are objects become columns, which may be renamed as well.
+        A record has segments if its column ``segments``, ``start`` or ``end`` is a list. Then start, end, caption,
+        label and every column of this mapping may be lists too, with one value per segment; ``labels`` has one value
+        per segment if it is a list of lists. All other columns are repeated. A list as text, as in a CSV, counts as a
+        list. The fields of segments that are objects become columns, which may be renamed as well.
         """
         made, missing = self._renamed(records, self.sources)
         made = [(number, row) for number, record in made for row in self._segments(number, record)]
@@ -88,7 +88,7 @@ class Columns:
     def _renamed(
         self, records: Sequence[NumberedRecord], sources: Mapping[str, str]
     ) -> tuple[list[NumberedRecord], dict[str, str]]:
-        """Return the records with renamed columns, and the names that no record has a column for."""
+        """Return the records with renamed columns; and of `sources`, the names whose column no record has."""
         found: set[str] = set()
         made = []
         for number, record in records if sources else ():
@@ -143,7 +143,7 @@ def as_list(value: Any) -> list[Any] | None:
 
 
 def _parsed(text: str) -> Any:
-    """Return the value that a text is in JSON, or as Python prints it; the text itself if it is neither."""
+    """Return the value of a text that is JSON or a Python literal; the text itself if it is neither."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -188,9 +188,9 @@ def _place(segment: Any, number: int) -> Record:
 
 
 FIRST_ROW: Final = 2
-"""Line of a CSV's first row; the header is line 1."""
+"""Number of the line with a CSV's first row; the header is line 1."""
 
-# As JSON writes numbers. Text such as 0022, 1_000 or nan is no number.
+# Patterns of numbers as JSON writes them. Text such as 0022, 1_000 or nan is no number.
 _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,18})")
 _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)?(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 _INT64: Final = 1 << 63
@@ -266,7 +266,7 @@ def read_lines(text: str) -> list[NumberedRecord]:
 
 
 _AT_ONCE: Final = 1 << 14
-_MANY_ROWS, _ROWS_PER_BYTE = 2_000_000, 30  # rows that differ take more space
+_MANY_ROWS, _ROWS_PER_BYTE = 2_000_000, 30  # a file with more rows than both is refused: they cannot all differ
 
 
 def read_parquet(data: bytes) -> Iterator[list[NumberedRecord]]:
@@ -288,7 +288,7 @@ def read_parquet(data: bytes) -> Iterator[list[NumberedRecord]]:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value as one that a column and JSON can store.
+    """Convert a value to one that both a table's column and JSON can store.
 
     Lists of text, and of finite numbers, stay lists. Other nested values and integers of more than 64 bits become JSON
     text, times of day and dates ISO 8601, decimals text.
@@ -310,7 +310,7 @@ def plain_value(value: Any) -> Any:
 
 
 def _are_numbers(values: list[Any]) -> bool:
-    """Return whether a list, or each list in it, has numbers alone that a column can have."""
+    """Return whether a list, however nested, contains only numbers that a column of a table can store."""
     return all(
         _are_numbers(one) if isinstance(one, list) else type(one) in (int, float) and -_INT64 <= one < _INT64
         for one in values
@@ -329,7 +329,7 @@ def seconds_of(value: Any, name: str, row: int) -> float | None:
     try:
         clock = _CLOCK.fullmatch(value.strip()) if isinstance(value, str) else None
         if clock is not None:
-            # Add in milliseconds and smaller: 8.475 s must be the same number after minutes as without.
+            # Add as decimals, not floats, so that 0:08.475 gives the same float as 8.475.
             seconds = float(decimal.Decimal(clock[3]) + 60 * int(clock[2]) + 3600 * int(clock[1] or 0))
         else:
             seconds = math.nan if isinstance(value, bool) else float(value)
@@ -358,12 +358,12 @@ def _typed(values: Sequence[str]) -> Sequence[Any]:
 
 
 MAX_LABEL: Final = 999_999
-"""Largest integer label; all up to the largest one are classes."""
+"""Largest allowed integer label; all numbers up to the largest label in use become classes."""
 LABELS: Final = "labels"
 """The column with several class names per video; `MultiHot` reads it."""
 _NOT_UNICODE: Final = re.compile("[\ud800-\udfff]")
 RESERVED: Final = "__"
-"""How the columns begin that fastvid computes when it reads annotations."""
+"""Prefix of the columns that fastvid computes when it reads annotations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,7 +422,7 @@ def label_list(value: Any) -> list[str] | None:
 
 
 def class_order(rows: Sequence[AnnotationRow]) -> tuple[str, ...]:
-    """Return the classes of all rows in label order: integers up to the largest one, or sorted names."""
+    """Return the classes of all rows, ordered by label: all integers up to the largest one, or sorted names."""
     found = {name for row in rows for name in row.class_names}
     if not found or not all(name.isdecimal() and name.isascii() for name in found):
         return tuple(sorted(found))

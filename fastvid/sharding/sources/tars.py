@@ -39,12 +39,12 @@ _KINDS: Final = {
     "cls.txt": "label", "cls": "label", "label": "label", "json": "json",
     "txt": "caption", "text": "caption", "caption": "caption",
 }  # fmt: skip
-"""What a member with text is, by the end of its name."""
+"""Kind of a member with text (label, caption or JSON fields), by the end of its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TarSample:
-    """A video in a tar of another tool, or what is there instead of one."""
+    """A video in a tar of another tool, or a sample without a usable video, which is rejected."""
 
     name: str
     first: int  # byte offset of its first member, which distinguishes samples of the same name
@@ -55,7 +55,7 @@ class TarSample:
     problem: tuple[Reason, str] | None = None
 
     def source(self, name: str, key: str, path: str) -> Source:
-        """Return it as a source of the tar at `path`."""
+        """Return the sample as a source. `name`: its id. `path`: the tar."""
         found = Source(name, path, 0, self.label, self.columns, problem=self.problem, key=key, notes=self.notes)
         if self.video is None:
             return found
@@ -64,16 +64,17 @@ class TarSample:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A member with text, and its kind: the label, the caption or the fields (json) of a video."""
+    """A member with text about a video, and its kind: a label, a caption or JSON fields."""
 
     member: TarMember
-    part: str  # of its name, between the key and the end
+    part: str  # part of its name between the key and the suffix, such as "meta" in clip.meta.json
     kind: str
 
     def closeness(self, video: str, *, alone: bool) -> int:
-        """Return how well it goes with the video whose name has the part `video`; 0 if it is another's.
+        """Return how well the field's name matches a video's name, higher is better; 0 if it belongs to another video.
 
-        `alone`: whether the key has no other video, and no field of this one's name.
+        `video`: part of the video's name between key and suffix. `alone`: whether the key has no other video, and no
+        field with the same part of the name as this video.
         """
         if self.part in ("", video) or video.startswith(f"{self.part}."):
             return 2 + len(self.part)
@@ -113,9 +114,10 @@ def read_tar(view: memoryview) -> list[TarSample]:
 
 
 def _samples(view: memoryview, key: str, group: Sequence[TarMember], seen: set[str]) -> Iterator[TarSample]:
-    """Yield a sample for each video of a webdataset key, and one that is rejected for what makes none.
+    """Yield a sample for each video of a webdataset key, and rejected samples for a missing video or duplicate members.
 
-    The only video of a key is named like the key, several are named like their files, up to the last dot.
+    If a key has one video, its sample is named like the key; if it has several, each is named like its file without
+    the suffix. `seen`: names of members of the tar so far.
     """
     members, again = list[TarMember](), list[TarMember]()
     for member in group:
@@ -132,7 +134,7 @@ def _samples(view: memoryview, key: str, group: Sequence[TarMember], seen: set[s
     pairs = []
     for part, _ in videos:
         alone = len(videos) == 1 and not any(one.part == part for one in fields)
-        # Of two labels, or two equal columns, the closest is the video's: it is read last.
+        # Sort by closeness: the closest field is read last, and so replaces labels and columns of the others.
         close = [one for one in fields if one.closeness(part, alone=alone)]
         pairs.append(sorted(close, key=lambda one: one.closeness(part, alone=alone)))
         for one in close:
@@ -141,7 +143,7 @@ def _samples(view: memoryview, key: str, group: Sequence[TarMember], seen: set[s
         columns, label, notes = _read_fields(view, close)
         name, first = key, video.offset if number else members[0].offset
         if len(videos) > 1:
-            # Views or parts of one thing stay in one split.
+            # The key becomes the parent, so that all videos of a key stay in one split.
             name, columns = f"{key}.{part}" if part else key, {"parent": key, **columns}
             notes = ("one of several videos of a key", *notes)
         yield TarSample(name, first, video, columns, label, (*notes, *(() if number else unused.values())))
@@ -155,7 +157,7 @@ def _part(member: TarMember) -> str:
 
 
 def _field(suffix: str) -> tuple[str, str] | None:
-    """Return the part before the ending, and the kind, of a member with text; None for others."""
+    """Return the part of a member's name before the suffix, and its kind; None if it is not text."""
     for ending, kind in _KINDS.items():
         if f".{suffix.lower()}".endswith(f".{ending}"):
             return suffix[: -len(ending)].removesuffix("."), kind
@@ -185,7 +187,10 @@ def sample_keys(tars: Mapping[str, Sequence[TarSample]]) -> dict[tuple[str, int]
 
 
 def _read_fields(view: memoryview, fields: Iterable[_Field]) -> tuple[dict[str, Any], str | None, tuple[str, ...]]:
-    """Return the columns and the label that fields say, later ones before earlier, and notes of what does not parse."""
+    """Return the columns and the label in some fields, and notes on fields that do not parse.
+
+    If two fields contain the same column, or two labels, the later one is used.
+    """
     columns: dict[str, Any] = {}
     label: str | None = None
     notes = []
@@ -236,7 +241,7 @@ def _fields(record: Any) -> dict[str, Any]:
             plain = json.dumps(plain)
         if isinstance(plain, float) and not math.isfinite(plain):
             plain = json.dumps(plain)
-        # JSON may escape halves of surrogate pairs, which are no text.
+        # JSON may contain escaped halves of surrogate pairs, which are not valid text.
         name, plain = (
             part.encode("utf-8", "replace").decode() if isinstance(part, str) else part for part in (name, plain)
         )
@@ -247,7 +252,7 @@ def _fields(record: Any) -> dict[str, Any]:
 def name_samples(
     tars: Mapping[_Tar, Sequence[TarSample]], class_names: Sequence[str]
 ) -> tuple[tuple[str, ...], dict[_Tar, list[TarSample]]]:
-    """Return the classes of all samples, and the samples of each tar with class names for label and ``labels``."""
+    """Return the classes of all samples, and the samples of each tar with class names instead of numbers as labels."""
     rows = [AnnotationRow(one.name, one.label, one.columns) for samples in tars.values() for one in samples]
     found = name_classes(rows, class_order(rows), class_names)
     named = iter(found.rows)
@@ -311,7 +316,7 @@ def _sources(dataset: Dataset, names: Sequence[str]) -> list[Source]:
 
 
 def listed_source(row: dict[str, Any], sample: Source, shard: Shard, at: int, root: Root) -> Source:
-    """Return a sample of a dataset that lists its file, which is below `root`; `at`: its row in the shard."""
+    """Return a sample of a dataset in place as a source. `root`: where its file is. `at`: its row in the shard."""
     start, end = row.get("asked_start_seconds"), row.get("asked_end_seconds")
     is_whole = start is None and end is None
     if shard.info(at).flags & StreamFlag.PART and is_whole:
@@ -353,7 +358,7 @@ def gather_sources(
     if columns and not specs and kind != "tables":
         raise UsageError("columns are named, but there are no annotations", hint="give a table with --annotations")
     if kind is None:
-        # No name here keeps the rows, which `find_sources` frees.
+        # Keep no reference to the rows here, because `find_sources` frees them one by one.
         read = partial(read_annotations, specs, class_names, columns=columns)
         return _storable(find_sources(paths, read() if specs else None, follow_links=follow_links, rate=rate))
     _check_alone(kind, kinds[kind], paths, annotated=bool(specs))
@@ -379,7 +384,7 @@ def _check_alone(kind: str, some: Sequence[str], paths: Sequence[str], *, annota
 
 
 def _storable(found: SourceList) -> SourceList:
-    """Return the sources if their annotations make a table, which is written after all of them are encoded."""
+    """Return the sources if their annotations can be stored as a table; raise UsageError now, not after encoding."""
     try:
         annotation_table([source.columns for source in found.sources])
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:

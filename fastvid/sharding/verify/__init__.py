@@ -1,1 +1,1 @@
-"""Verifies a dataset's promises against its bytes, and self-tests an installation."""
+"""Verifies that a dataset's files are what its records say, and self-tests an installation."""

@@ -1,5 +1,4 @@
-"""Checks parts of shards in parallel processes.
-
+"""Runs the checks of `fastvid.sharding.verify.checks` in parallel processes, each on a part of a shard.
 The processes decode untrusted files, so they return their findings as plain data. If a process dies, only its task is
 affected: it is retried alone, and if its process dies again, that is reported as a problem.
 """
@@ -25,7 +24,7 @@ _MODULE: Final = "fastvid.sharding.verify.check_processes"
 
 
 def check_all(tasks: Iterable[ShardTask], workers: int, known: Container[str]) -> Iterator[tuple[ShardTask, Findings]]:
-    """Run tasks in processes; yield each with its findings, in any order."""
+    """Run tasks in processes; yield each task with its findings, in any order. `known`: the names of checks."""
     lost: list[ShardTask] = []
     yield from _run(tasks, workers, known, lost)
     for task in lost:
@@ -53,7 +52,7 @@ def main() -> None:
 def _run(
     tasks: Iterable[ShardTask], workers: int, known: Container[str], lost: list[ShardTask]
 ) -> Iterator[tuple[ShardTask, Findings]]:
-    """Run tasks; append those whose process dies to `lost`."""
+    """Run tasks in processes, as `check_all`, but without retries: append tasks whose process dies to `lost`."""
     waiting, idle, busy = iter(tasks), list[Child](), dict[Child, ShardTask]()
     with selectors.DefaultSelector() as selector:
         try:

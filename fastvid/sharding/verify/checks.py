@@ -1,4 +1,4 @@
-"""Checks one shard: its data must be the committed ones, and its sidecars must match them."""
+"""Checks one shard: its data must be as committed, and its sidecars must match its data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fastvid.sharding.encode.audio import count_samples
 from fastvid.storage import open_storage
 from fastvid.storage.urls import open_file
 
-# Packet fields that are read from the container and the headers; the checksum is computed from the bytes.
+# Fields of a packet's record that are read from the container and from headers: all but the checksum.
 _STRUCTURE: Final = [name for name in PACKET_DTYPE.names or () if name != "crc32"]
 
 
@@ -54,8 +54,8 @@ class ShardTask:
     record: ShardRecord
     streams: tuple[str, ...]
     rows: tuple[int, ...]  # rows of the samples to decode
-    files: bool = False  # whether to compare the shard's files, including the index rows and packets of all samples
-    alone: bool = False  # whether to compare the index rows and packets of `rows` only
+    files: bool = False  # whether to check the shard's files, and the index rows and packets of all samples
+    alone: bool = False  # whether to check the index rows and packets of the samples in `rows` only
     root: Root | None = None
 
 
@@ -65,13 +65,13 @@ class Findings:
 
     problems: list[Problem] = field(default_factory=list)
     checked: Counter[str] = field(default_factory=Counter)
-    # key, source id and number of frames of the samples indexed from the tar, by row.
+    # key, source id and number of frames of each sample that was indexed from the tar, by its row.
     facts: dict[int, tuple[str, str, int]] = field(default_factory=dict)
     samples: int = 0  # number of decoded samples
 
 
 class ShardAudit:
-    """Checks the shard of one task: one that fastvid wrote."""
+    """Checks the shard of one task, which fastvid wrote; subclasses check other kinds of shards."""
 
     def __init__(self, task: ShardTask) -> None:
         self.task, self.stem = task, task.record.name
@@ -84,7 +84,7 @@ class ShardAudit:
 
     @contextmanager
     def noting(self, check: str, key: str = "", stream: str = "") -> Iterator[None]:
-        """Add an error that the block raises as a problem of a check."""
+        """If the block raises an error of fastvid, add it as a problem of a check."""
         try:
             yield
         except FastvidError as error:
@@ -190,7 +190,7 @@ class ShardAudit:
             return
         for column in expected.column_names:
             if column not in found.column_names:
-                # A dataset of pictures only may lack the columns that audio and flow added to the format.
+                # A dataset without audio and flow may lack the columns that they added to the format later.
                 if expected[column].null_count < expected.num_rows:
                     self.note("parquet", f"facts lack the column {column!r}")
             elif not found[column].equals(expected[column]):
@@ -226,7 +226,7 @@ class ShardAudit:
 
 
 def index_row(shard: Shard, row: int, stream: str) -> Indexed | str:
-    """Return a stream's index row, or its problem."""
+    """Return a stream's info and packets from the sidecar; if it is broken, return the problem as text."""
     try:
         return Indexed(shard.info(row, stream), shard.table(row, stream))
     except FastvidError as error:
@@ -273,12 +273,12 @@ def _short(value: Any) -> str:
 
 
 class _StoredAudit(ShardAudit):
-    """Checks a shard whose samples fastvid did not write, so that its facts say which they are."""
+    """Checks a shard whose videos fastvid did not write: the samples are listed in its facts, not in its tar."""
 
     def chosen(self, entries: int) -> Iterator[tuple[Shard, Mapping[str, Any], Indexed, int, str]]:
-        """Yield sidecar, facts, index row, row and stream of what the task names, if all of them can be read.
+        """Yield sidecar, facts, index row, row and stream, for each stream of the task's samples that can be read.
 
-        `entries`: how many rows the facts must have, those of all streams of all samples.
+        `entries`: required number of rows of the facts: one for each stream of each sample.
         """
         shard, facts, streams = self.sidecar(self.task.record.samples), self.facts(), self.task.streams
         self.findings.checked["parquet"] += self.task.files or self.task.alone
@@ -301,7 +301,7 @@ class _StoredAudit(ShardAudit):
 
 
 class _ForeignAudit(_StoredAudit):
-    """A tar of another tool: indexing its videos again must reproduce the sidecar."""
+    """Checks a tar of another tool: indexing its videos again must reproduce the sidecar."""
 
     def look(self, view: memoryview) -> None:
         """Check the contents of the tar."""
@@ -322,14 +322,14 @@ class _ForeignAudit(_StoredAudit):
         with self.noting("decode", key, stream):
             found = index_video(data, Limits(), hdr=KEEP)
             if found.info != stored.info or not np.array_equal(found.records, stored.table.records):
-                # An earlier version described less.
+                # It may not be damage: an earlier version of fastvid stored less.
                 self.note("index", "indexing the video again gives a different index; run `fastvid index`", key, stream)
             if found.info.flags & StreamFlag.WHOLE and not stored.info.flags & StreamFlag.WHOLE:
                 self.note("plan", "a part of the stream cannot be decoded on its own", key, stream)
 
 
 class _InPlaceAudit(_StoredAudit):
-    """Videos in place: their list must be the committed one, and their index must lead to the same frames."""
+    """Checks videos in place: their list must be as committed, and their index must lead to the frames of a player."""
 
     def run(self) -> Findings:
         """Return the findings; raises only if the storage cannot be opened."""

@@ -1,6 +1,6 @@
 """Tests an installation with one tiny video: shards, opens, plans and decodes it, and reports the step that fails.
 
-Version numbers are not trusted: a library that can be imported may lack a function that sharding needs.
+Checking versions would not be enough: a library that can be imported may lack a function that sharding needs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from fastvid.storage import open_storage
 _PROFILE: Final = "compact"
 _FRAMES: Final = 40  # more than one GOP
 _WIDTH, _HEIGHT = 336, 256  # a size that the profile does not scale
-# Pixels per frame that a wave, one period per picture width, moves: it changes a pixel by at most nine levels.
+# The video shows a wave with one period per picture width. It moves by this many pixels per frame, which changes a
+# pixel by at most nine levels.
 _SHIFT: Final = 8
-# Largest error of a frame, in levels: encoding causes one level, a wrong range or matrix eight.
+# Largest allowed mean error of a frame in levels: encoding causes one level, a wrong range or matrix eight.
 _MOST_OFF: Final = 4.0
 
 _FFMPEG_HINT: Final = "name another ffmpeg in FASTVID_FFMPEG, or `pip install --upgrade imageio-ffmpeg`"
@@ -103,7 +104,7 @@ def _shard(folder: Path) -> tuple[str, Dataset]:
 
 
 def _why(out: str) -> JobError | None:
-    """Return the ledger's error for the only source."""
+    """Return the error that the ledger of a failed job has for its only source; None if it has none."""
     from fastvid.sharding.job.ledger import read_ledger
 
     storage = open_storage(out)

@@ -1,4 +1,4 @@
-"""Verifies a dataset: checks every promise of the format against the bytes.
+"""Verifies a dataset: checks everything that the format promises against the bytes.
 
 The work is divided among processes, see `fastvid.sharding.verify.check_processes`.
 """
@@ -27,9 +27,10 @@ from fastvid.storage import Storage, open_storage
 
 _SIDECAR_CHECKS: Final = frozenset({"idx", "parquet", "pkt", "packets", "index", "plan"})
 
-# Tasks per worker: small enough that the others do not wait long for the last one.
+# Number of tasks per worker: so many that, at the end, no worker waits long for another.
 _PIECES: Final = 8
-# Decoding a sample takes tens of milliseconds; smaller tasks are mostly overhead.
+# Minimum number of samples in a task: decoding a sample takes tens of milliseconds, and smaller tasks are mostly
+# overhead.
 _MIN_ROWS: Final = 16
 
 
@@ -140,7 +141,7 @@ def repair_sidecars(url: str, report: VerifyReport) -> tuple[str, ...]:
         found = checks.get(shard.name, set())
         if not found & _SIDECAR_CHECKS or found & {"tar", "files"}:
             continue
-        # The sample that cannot be indexed is in the report.
+        # Ignore the error: the sample that cannot be indexed is in the report.
         with suppress(FastvidError):
             if shard.is_in_place:
                 reindex(url, shards=[shard.name])

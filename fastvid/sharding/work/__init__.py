@@ -1,1 +1,1 @@
-"""One source from file to verified samples, and the messages in which that travels."""
+"""What a worker does: makes verified samples of one source; and the messages between the job and its workers."""

@@ -1,6 +1,6 @@
-"""One source and its clips, from file to verified samples: fetched, hashed and probed once, then encoded.
+"""Encodes one source and its clips into verified samples. The source is fetched, hashed and probed once.
 
-The work of a worker of any engine.
+Runs in the workers of every engine. A source that cannot be encoded becomes an outcome with a reason.
 """
 
 from __future__ import annotations
@@ -66,25 +66,25 @@ from fastvid.sharding.work.tasks import (
     refuse_blocked,
 )
 
-# Frames that resampling may add or drop at the ends of a stream.
+# Number of frames that frame-rate resampling may add or drop at the ends of a stream.
 _RESAMPLED_SLACK: Final = 2
-# Part of the frames that a constant rate may drop from a variable one without a warning.
+# Fraction of the frames that may be dropped without a warning when a variable rate becomes constant.
 _MOST_DROPPED: Final = 0.1
-# Decodes of a whole source that taking it over costs at most: to try it as it is, to find its packets, to prove them
-# in their MP4.
+# How often copying a source decodes it at most, for the time limit: to prove it unchanged, to find its packets, and to
+# prove them in their new MP4.
 _COPY_DECODES: Final = 15
-# Clips whose sound one pass extracts: each has an encoder and a temporary file.
+# Maximum number of clips whose sound one run of ffmpeg extracts: each needs an encoder and a temporary file.
 _SOUNDS: Final = 16
 
 Begin = Callable[[Sequence[int]], None]
-"""Called with the indices of the tasks that the work from now on concerns."""
+"""Called with the indices of the tasks that the worker works on from now on."""
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedClip:
-    """A task and the frames of its samples, see `plan_parts`."""
+    """A task, and the frames of each of its samples, see `plan_parts`."""
 
     task: SourceTask
     parts: Sequence[tuple[int, int] | None]
@@ -102,8 +102,8 @@ class Encoded:
 def encode_clips(tasks: Sequence[SourceTask], settings: Settings, report: Report, begin: Begin) -> Iterator[Outcome]:
     """Encode and verify clips of one source, and yield the outcome of each as soon as it is known.
 
-    Fetches, hashes and probes the source once. The bytes of a clip and the verdict on it are those of the clip encoded
-    alone: if a run over several clips fails, each is tried by itself. Never raises for what a source does.
+    Fetches, hashes and probes the source once. Outcomes are the same as if each clip were encoded alone: if a run of
+    ffmpeg over several clips fails, each clip is tried by itself. A bad source never raises; its errors are outcomes.
     """
     waiting = {
         task.index: task
@@ -125,25 +125,25 @@ def encode_clips(tasks: Sequence[SourceTask], settings: Settings, report: Report
 class _ClipFile:
     """An open source, and what all clips of it share.
 
-    If it seems damaged, a copy of it is judged: FFmpeg takes an error of the disk for damage.
+    If it seems to be damaged, the work is repeated on a copy, because FFmpeg reports disk errors like damage.
     """
 
     info: SourceInfo
-    written: SourceInfo  # with the rate and the number of frames that are written
+    written: SourceInfo  # `info` with the frame rate and number of frames that are written
 
     def __init__(
         self, source: OpenSource, settings: Settings, patience: float, report: Report, begin: Begin, stack: ExitStack
     ) -> None:
         self.source, self.settings, self.digest = source, settings, ""
         self._patience, self._report, self._begin, self._stack = patience, report, begin, stack
-        self._salvaged: Salvaged | None = None  # what is kept of a damaged source, if this is that
-        self._first = 0  # number of its first frame in the damaged source
-        self._frames: SourceFrames | None = None  # those of the source, once it is open
+        self._salvaged: Salvaged | None = None  # if this is the part that was salvaged from a damaged source
+        self._first = 0  # then the number of its first frame in the damaged source
+        self._frames: SourceFrames | None = None  # decodes the source's frames, once it is open
         self._sounds: dict[int, SampleAudio] = {}
         self._copied: CopiedSource | None = None
 
     def outcomes(self, tasks: Sequence[SourceTask]) -> Iterator[Outcome]:
-        """Yield the outcome of each task; those that damage rejects are tried again with what can be salvaged."""
+        """Yield the outcome of each task; if damage rejects some, try them again with what can be salvaged."""
         damaged: dict[int, Outcome] = {}
         for outcome in self._outcomes(tasks):
             if outcome.reason in SALVAGEABLE and self.settings.max_bad_frames is not None:
@@ -205,7 +205,7 @@ class _ClipFile:
                 yield replace(before, message=f"{before.message}; {outcome.message}")
 
     def _judge(self, work: Callable[[], Result]) -> Result:
-        """Work on the open source, and if that seems damaged, on a copy."""
+        """Return the result of `work`; if the source seems to be damaged, copy it and call `work` again."""
         try:
             self._open()
             return work()
@@ -235,7 +235,7 @@ class _ClipFile:
         self._stack.callback(self._frames.close)
 
     def _plan(self, task: SourceTask) -> PlannedClip:
-        """Return the frames of a task."""
+        """Return a task with the frames of its samples."""
         most, timing = self.settings.max_seconds, self.written.timing
         if self._salvaged is None or (task.start is None and task.end is None):
             if self._salvaged is not None:
@@ -252,13 +252,13 @@ class _ClipFile:
         return PlannedClip(task, cut)
 
     def _encoded(self, clips: Sequence[PlannedClip]) -> Iterator[tuple[PlannedClip, Encoded | None]]:
-        """Yield the clips, those that share a run of ffmpeg with what it encoded if nothing failed."""
+        """Yield each clip with its encoded parts; None if it did not share a run of ffmpeg, or that run failed."""
         for places in plan_runs(self.info, self.settings.profile, [clip.parts for clip in clips]):
             run = clips[places.start : places.stop]
             encoded: Sequence[Encoded | None] = [None] * len(run)
             if len(run) > 1:
                 self._begin([clip.task.index for clip in run])
-                with suppress(SourceError):  # each by itself shows whose fault it is
+                with suppress(SourceError):  # then encode each clip by itself, to find out which one fails
                     self._open()
                     encoded = self._encode(run)
             yield from zip(run, encoded, strict=True)
@@ -268,7 +268,7 @@ class _ClipFile:
         settings, patience = self.settings, self._patience
         parts = [part for clip in clips for part in clip.parts]
         window = window or plan_window(self.info, settings.profile, parts)
-        # ffmpeg has its own clock; the one outside strikes only when that one is stuck.
+        # Allow more than ffmpeg's own time limit: the engine should kill this worker only if that limit does not work.
         self._report("encode", patience * decode_seconds(settings, self.info) + settings.limits.seconds)
         started = time.monotonic()
         videos = iter(transcode(settings, self.source, self.info, parts, window=window, patience=patience))
@@ -291,11 +291,11 @@ class _ClipFile:
             except SourceError as error:
                 if error.transient:
                     raise
-            # The container's index may mislead. What a decode from the first packet says is final.
+            # The container's index may be wrong: decode again from the first packet. That result is final.
         return self._verify(clip, self._encode([clip], window.from_start())[0])
 
     def _verify(self, clip: PlannedClip, encoded: Encoded) -> Outcome:
-        """Verify the samples of a clip and add their other streams."""
+        """Verify the samples of a clip, and add their sound and flow."""
         task, settings, rate = clip.task, self.settings, self.written.timing.rate
         salvaged = self._salvaged if task.start is None and task.end is None else None
         seconds = settings.limits.seconds + decode_seconds(settings, self.info)
@@ -320,7 +320,7 @@ class _ClipFile:
             streams = {"rgb": video}
             if settings.streams.flow is not None:
                 how = settings.streams.flow
-                # ffmpeg has its own clock; then what was written is decoded once.
+                # The time limit of ffmpeg, and as much to decode what it wrote.
                 allowed = 2 * flow_seconds(settings, how, shape) + settings.limits.seconds
                 self._report("flow", self._patience * allowed)
                 streams["flow"] = encode_flow(settings, how, video, shape, rate, self._patience)
@@ -330,7 +330,7 @@ class _ClipFile:
                 facts = {name: getattr(heard, name) for name in ("codec", "sample_rate", "channels")}
                 meta["audio"] = {**facts, "copied": sound.copied}
             made.append(EncodedSample(_key(task, number, len(checked)), meta, streams))
-        # A clip of what is salvaged lies inside it.
+        # No warning for a clip of a salvaged source: `_plan` accepts it only if it is inside.
         cut_short = _cut_short(task, self.written.timing) if self._salvaged is None else ()
         noted = () if salvaged is None else ("salvaged",)
         return Outcome(
@@ -347,14 +347,14 @@ class _ClipFile:
         ends: list[PartEnd] = []
         rate, profile = self.written.timing.rate, self.settings.profile
         for part, video in zip(parts, encoded.videos, strict=True):
-            shown: dict[bool, Any] = {}  # whether it is the first frame -> that frame, or the last one
+            shown: dict[bool, Any] = {}  # True: the first frame; False: the last one
 
             def keep(number: int, frame: Any, shown: dict[bool, Any] = shown) -> None:
                 shown[number == 0] = frame
 
             frames = _expected(self.written, part)
             if part is not None and encoded.window.seek is not None:
-                # A frame that decoding from a key frame does not give would be missing.
+                # Decoding from a key frame could miss frames, so the number must be exact.
                 frames = (part[1] - part[0],) * 2
             size = upright_geometry(self.info, profile).cropped
             checked.append(verify(video, profile, frames=frames, rate=rate, size=size, on_frame=keep))
@@ -365,7 +365,7 @@ class _ClipFile:
         return checked
 
     def _copy(self, task: SourceTask) -> Outcome:
-        """Take a clip over without encoding it."""
+        """Copy a clip without encoding it."""
         settings, info, patience = self.settings, self.info, self._patience
         seconds = decode_seconds(settings, info)
         if self._copied is None:
@@ -394,7 +394,7 @@ class _ClipFile:
         return self._sounds.pop(clip.task.index, None) or self._extract([clip])
 
     def _prepare_sound(self, clips: Sequence[PlannedClip]) -> None:
-        """Extract the sound of several clips in one pass; if it is damaged anywhere, of each by itself later."""
+        """Extract the sound of several clips in one run; if it is damaged anywhere, leave it to later runs per clip."""
         if self.settings.streams.audio == "drop" or len(clips) < 2:
             return
         with suppress(SourceError):
@@ -409,7 +409,7 @@ class _ClipFile:
         parts = [part or (0, frames) for clip in clips for part in clip.parts]
         spans = [(first / rate, last / rate) for first, last in parts]
         limits, size = self.settings.limits, self.source.size
-        # Damaged audio is copied and extracted a second time.
+        # Allow time for two tries: if audio seems to be damaged, the source is copied, and the audio extracted again.
         seconds = 2 * (audio_seconds(self.source, spans, limits) + 2 * limits.seconds) + limits.read_seconds(size)
         self._report("audio", self._patience * seconds)
         return extract_audio(self.settings, self.source, spans, self._patience)
@@ -420,12 +420,12 @@ def _key(task: SourceTask, number: int, count: int) -> str:
 
 
 def _place(task: SourceTask, start: float, end: float) -> dict[str, Any]:
-    """Return where a part lies in its file."""
+    """Return the fields of a sample's JSON that say where it was cut from its file; `start`, `end`: in seconds."""
     return {"parent": task.parent or task.source_id, "start_seconds": start, "end_seconds": end}
 
 
 def _cut_short(task: SourceTask, timing: FrameTiming) -> Iterator[str]:
-    """Yield a warning if a clip should begin before the video does, or end more than a frame after it."""
+    """Yield a warning if the annotated clip begins before the video, or ends more than a frame after it."""
     ends_late = task.end is not None and task.end > (timing.frames + 1) / timing.rate
     if ends_late or (task.start is not None and task.start < 0):
         yield "clip-cut-short"
@@ -440,14 +440,14 @@ def _expected(info: SourceInfo, part: tuple[int, int] | None) -> tuple[int, int]
 
 
 def _origin(task: SourceTask, info: SourceInfo, digest: str) -> dict[str, Any]:
-    """Where a sample comes from, and what was found there."""
+    """Return the fields of a sample's JSON about its source: name, hash and properties."""
     facts = {name: getattr(info, name) for name in ("container", "codec", "width", "height", "pix_fmt")}
     facts |= {"num_frames": info.timing.shown, "timing": info.timing.kind}
     return {"source_id": task.source_id, "source_sha256": digest, "source": facts}
 
 
 def _changes(info: SourceInfo, profile: Profile) -> Iterator[str]:
-    """What was done to the picture and its clock beyond scaling down."""
+    """Yield warnings for the ledger: changes to pictures and times other than scaling down."""
     if info.timing.kind != "constant":
         yield f"timing-{info.timing.kind}"
     if info.timing.input_rate is None:

@@ -1,9 +1,12 @@
-"""One video that is not encoded: indexed in a tar of another tool or where it lies, or taken over as it is or with its
-packets in an MP4. The work of a worker of any engine.
+"""Handles one video that is not encoded; runs in the workers of every engine.
 
-What is written is proved like the tars of other tools (`fastvid.media.prove`): every frame must be the one that a
-player shows for the source, and a stream whose parts do not decode alone is marked to be decoded whole. What the index
-needs and an MP4's tables do not say stands in the sample's JSON, so that the tar alone gives the index again.
+The video is indexed, in a tar of another tool or where it is; or it is copied into a shard, unchanged or with its
+packets in a new MP4.
+
+Copies are proved like the tars of other tools (`fastvid.media.prove`): every frame must be the one that a player shows
+for the source, and a stream whose parts do not decode alone is marked to be decoded from its start. What the index
+needs but an MP4's tables do not contain is in the sample's JSON, so that the index can be made again from the tar
+alone.
 """
 
 from __future__ import annotations
@@ -54,15 +57,16 @@ from fastvid.sharding.work.tasks import (
 )
 from fastvid.storage.protocol import Version
 
-# Decodes of a whole video that the proof costs: one as a player, one without the container, one by groups of pictures,
-# two with packets left out.
+# How often the proof decodes the whole video, for the time limit: once as a player, once without the container, once by
+# groups of pictures, and twice with packets left out.
 _DECODES = 5
-# How many packets a file may hold is known only by reading it; small pictures, which decode fast, have smaller ones.
+# Assumed mean size of a packet, to estimate the number of frames from the size of the file. Packets may be smaller, but
+# then pictures are small too and decode fast.
 _PACKET_BYTES = 1000
 
 
 def pack_found(key: str, found: IndexedVideo) -> EncodedSample:
-    """An index as it travels."""
+    """Return an index in the form in which a worker sends it to the job: as a sample whose streams are its arrays."""
     info = asdict(found.info)
     extradata, times = info.pop("extradata"), info.pop("times")
     meta = info | {"fps": str(found.info.fps), "pix_fmt": found.pix_fmt, "container": found.container}
@@ -70,7 +74,7 @@ def pack_found(key: str, found: IndexedVideo) -> EncodedSample:
     return EncodedSample(key, meta, data)
 
 
-# What the facts of a stream that travelled become.
+# The fields of a stream's info in a packed index, and how to convert each back from JSON.
 _TOLD: Final[Mapping[str, Callable[[Any], Any]]] = {
     "codec": Codec,
     "width": int,
@@ -85,7 +89,7 @@ _TOLD: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def unpack_found(sample: EncodedSample) -> tuple[StreamInfo, npt.NDArray[np.void], dict[str, Any]]:
-    """The stream, its PACKET_DTYPE records [P] and other facts, from what travelled."""
+    """Return the stream, its PACKET_DTYPE records [P] and other facts from the result of `pack_found`."""
     meta, times = dict(sample.meta), sample.streams["times"]
     told = {name: kind(meta.pop(name)) for name, kind in _TOLD.items()}
     told |= {"times": Times(times, told["num_frames"]) if times else None, "extradata": sample.streams["extradata"]}
@@ -93,7 +97,7 @@ def unpack_found(sample: EncodedSample) -> tuple[StreamInfo, npt.NDArray[np.void
 
 
 def indexed_meta(source: Source, outcome: Outcome) -> dict[str, Any]:
-    """What the facts of a sample say of a video that was indexed where it is."""
+    """Return the facts about the source of a video that was indexed where it is."""
     name, facts = encode_name(source.id), outcome.samples[0].meta
     return {"source_id": name, "source_sha256": outcome.source_sha256 or None, "pix_fmt": facts["pix_fmt"]}
 
@@ -102,7 +106,7 @@ def _read(task: SourceTask, most: int) -> bytes:
     assert task.member is not None
     offset, size = task.member
     if size > most:
-        raise SourceError(f"a video of {size} bytes, {most} at most", reason=Reason.TOO_LONG)
+        raise SourceError(f"video has {size} bytes, limit is {most}", reason=Reason.TOO_LONG)
     if not size:
         raise SourceError("the file has no bytes", reason=Reason.EMPTY)
     try:
@@ -117,14 +121,14 @@ def _read(task: SourceTask, most: int) -> bytes:
     return data
 
 
-# Requests before the first packet is read: the tables may be anywhere in the file.
+# Time limit in seconds for the requests before the first packet is read: the tables may be anywhere in the file.
 _ANSWER_SECONDS = 180.0
 
 
 def index_clips(
     tasks: Sequence[SourceTask], settings: Settings, report: Report, begin: Callable[[Sequence[int]], None]
 ) -> Iterator[Outcome]:
-    """Index clips of one file, or a video in a tar; yield the outcome of each. Never raises for what a source does."""
+    """Index clips of one file, or a video in a tar; yield the outcome of each. A bad source does not raise."""
     first, digest, size, version = tasks[0], "", 0, None
     limits, hdr, started = settings.limits, settings.profile.hdr, time.monotonic()
     begin([task.index for task in tasks])
@@ -184,27 +188,27 @@ def _cut(task: SourceTask, found: IndexedVideo, version: Version | None) -> Outc
     return Outcome(task.index, (replace(sample, meta=meta),), warnings=found.notes)
 
 
-# Times come from clocks that round.
+# Tolerance in seconds when comparing times, because clocks of containers round.
 _ROUNDING: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A sample that was taken over."""
+    """A sample that was copied without encoding."""
 
     video: bytes
-    start: float | None  # seconds into the source at which it begins; None for the whole source
+    start: float | None  # where it begins in the source, in seconds; None for the whole source
     found: IndexedVideo
     conforms: bool
     remuxed: bool
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Why it does not conform."""
+        """Why the stream does not conform to profiles; empty if it does."""
         return self.found.notes or (() if self.conforms else ("tables",))
 
     def meta(self) -> dict[str, Any]:
-        """What the sample's JSON says of it."""
+        """The fields of the sample's JSON about the stream."""
         info = self.found.info
         return {
             "num_frames": info.num_frames,
@@ -219,11 +223,11 @@ class Copied:
 
 
 class CopiedSource:
-    """A source that decodes without an error, to be taken over in parts."""
+    """A source that decodes without an error, from which parts are copied without encoding."""
 
     def __init__(self, source: OpenSource, limits: Limits, hdr: str = TONE_MAP) -> None:
         if source.size > limits.output_bytes:
-            raise SourceError(f"a video of {source.size} bytes, {limits.output_bytes} at most", reason=Reason.TOO_LONG)
+            raise SourceError(f"video has {source.size} bytes, limit is {limits.output_bytes}", reason=Reason.TOO_LONG)
         self._data, self._container = contents(source.descriptor), source.container
         self._limits, self._hdr = limits, hdr
         self._remuxer: Remuxer | None = None
@@ -231,10 +235,10 @@ class CopiedSource:
     def cut(
         self, start: float | None, end: float | None, *, max_seconds: float, frames: tuple[int, int] | None = None
     ) -> list[Copied]:
-        """Take over the source, or a clip of it, in parts that keep a bound.
+        """Copy the source, or a clip of it, in parts of at most `max_seconds` seconds.
 
-        `start`: seconds where the clip begins; None for the beginning. `end`: seconds where the clip ends; None
-        for the end. `frames`: the first frame of the clip and their number, instead of seconds.
+        `start`, `end`: where the clip begins and ends in seconds; None for the start and end of the source. `frames`:
+        the first frame of the clip and the number of frames, instead of seconds.
         """
         data, limits = self._data, self._limits
         if start is None and end is None and frames is None and self._container == "mov":
@@ -256,7 +260,7 @@ class CopiedSource:
         for first, last in parts:
             video = muxer.part(first, last)
             found = index_video(video, limits, hdr=self._hdr)
-            # The muxer writes not all that the source's container says.
+            # Use the size, range and matrix of the source, because the muxer does not write all properties of pictures.
             info = replace(found.info, width=shown.width, height=shown.height, range=shown.range, matrix=shown.matrix)
             found = replace(found, info=replace(info, coded=shown.coded))
             if list(found.digests) != played.digests[first:last] or not _agrees(video, found):
@@ -271,14 +275,20 @@ class CopiedSource:
 def _ranges(
     seconds: npt.NDArray[np.float64], step: float, start: float | None, end: float | None, max_seconds: float
 ) -> Iterator[tuple[int, int]]:
-    """The frames of each part, half-open; the fewest parts of about equal numbers of frames that keep the bound."""
+    """Yield the frames of each part, half-open: as few parts as possible, of about equal numbers of frames.
+
+    `seconds`: time of each frame, float64 [N]. `step`: duration of a frame in seconds.
+    """
     first, last = clip_frames(seconds, step, start, end)
     count = max(1, ceil((seconds[last - 1] + step - seconds[first]) / max_seconds - _ROUNDING))
     yield from pairwise(first + (last - first) * number // count for number in range(count + 1))
 
 
 def _seems_short(data: bytes, max_seconds: float) -> bool:
-    """Whether the header of an MP4 gives it about this length, or none; to prove a video by decoding is expensive."""
+    """Return whether an MP4 lasts at most about `max_seconds` according to its header, or has no readable header.
+
+    Checked first, because proving a video by decoding is expensive.
+    """
     try:
         info, _ = index_mp4(data, whole=False)
     except FormatError:
@@ -287,7 +297,7 @@ def _seems_short(data: bytes, max_seconds: float) -> bool:
 
 
 def _as_it_is(data: bytes, limits: Limits, hdr: str) -> IndexedVideo | None:
-    """The index of a source that can go into a shard unchanged."""
+    """Return the index of a source that can go into a shard unchanged; None if it must be remuxed."""
     try:
         found = index_video(data, limits, hdr=hdr)
     except SourceError as error:
@@ -298,7 +308,7 @@ def _as_it_is(data: bytes, limits: Limits, hdr: str) -> IndexedVideo | None:
 
 
 def _agrees(video: bytes, found: IndexedVideo) -> bool:
-    """Whether the index that a shard computes from an MP4 and its sample's JSON is the one that was proved."""
+    """Return whether the index made from an MP4 and its sample's JSON, as in a shard, is the one that was proved."""
     try:
         info, records = index_mp4(video, whole=bool(found.info.flags & StreamFlag.WHOLE))
         info = settled(proved_info(replace(info, fps=found.info.fps), _proved(found)))

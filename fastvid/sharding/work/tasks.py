@@ -1,9 +1,9 @@
-"""Tasks, outcomes and their bytes: what travels between a job and its workers, and what waits on disk to be packed.
+"""Tasks and outcomes, which a job and its workers exchange, and their bytes, which also wait on disk to be packed.
 
-What a source does wrong becomes an outcome, never an exception. Tasks that read the same file are one group, which a
-worker fetches, hashes and probes once. A source that lies elsewhere is fetched whole: the probe and ffmpeg both read it
-and both seek, so one copy costs less than ranges would. The copy has no name: whatever happens to this process, nothing
-is left behind.
+Faults of a source become an outcome, never an exception. Tasks that read the same file form a group, for which a worker
+fetches, hashes and probes the file once. A remote source is fetched whole: the probe and ffmpeg both read it and both
+seek, so one copy costs less than reading ranges. The copy is an unlinked file, which disappears however this process
+ends.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ Record = TypeVar("Record")
 
 
 def parse_record(value: object, kind: type[Record], what: str) -> Record:
-    """Return plain data as a dataclass. A FormatError says which field of `what` has not its declared type."""
+    """Convert plain data to a dataclass; raise a FormatError that names the field if a type is wrong.
+
+    `what`: name of the data, for the message.
+    """
     try:
         return as_type(value, kind)
-    except ValueError as error:  # halves of surrogate pairs are no text
+    except ValueError as error:  # also for halves of surrogate pairs, which are not valid text
         raise FormatError(f"{what} does not parse: {error}") from error
 
 
@@ -48,12 +51,12 @@ class SourceTask:
     source_id: str
     path: str
     key: str  # name of its samples
-    size: int = 0  # bytes; 0 where nobody has asked yet
-    start: float | None = None  # seconds where the clip begins, or None
-    end: float | None = None  # seconds where the clip ends, or None
-    patience: float = 1.0
-    member: tuple[int, int] | None = None  # first byte and bytes of the video when `path` is a tar
-    # first byte and bytes of the M4A with its sound when that is another member of the tar.
+    size: int = 0  # size of the source in bytes; 0 if unknown
+    start: float | None = None  # where the clip begins in seconds; None for the start of the source
+    end: float | None = None  # where the clip ends in seconds; None for the end of the source
+    patience: float = 1.0  # factor of the time limits
+    member: tuple[int, int] | None = None  # if `path` is a tar: byte offset and size of the video in it
+    # byte offset and size of the M4A with the sound, if that is another member of the tar.
     sound: tuple[int, int] | None = None
     tag: str | None = None
     parent: str | None = None
@@ -77,13 +80,13 @@ class EncodedSample:
         return int(self.meta["num_frames"])
 
 
-# What an outcome's header says of a sample: its key, its meta, and the bytes of each stream.
+# A sample in the header of an outcome: its key, its meta, and the size of each stream in bytes.
 _Stored = tuple[str, dict[str, Any], dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a source: samples, or a reason."""
+    """The result of processing a source: samples, or the reason why it is rejected."""
 
     index: int
     samples: tuple[EncodedSample, ...] = ()  # at least one when `reason` is None
@@ -92,23 +95,23 @@ class Outcome:
     transient: bool = False
     seconds: float = 0.0
     warnings: tuple[str, ...] = field(default=())
-    bytes_in: int = 0  # bytes of the source as it was read; 0 where that is not known
-    source_sha256: str = ""  # SHA-256 of those bytes, hex; empty where they were not hashed
+    bytes_in: int = 0  # size of the source in bytes, as it was read; 0 if unknown
+    source_sha256: str = ""  # SHA-256 of the source's bytes, hex; empty if they were not hashed
 
     def to_bytes(self) -> bytes:
-        """One self-checking piece of bytes."""
+        """Return the outcome as bytes with a checksum."""
         stored = [(one.key, one.meta, {name: len(data) for name, data in one.streams.items()}) for one in self.samples]
         blobs = (data for sample in self.samples for data in sample.streams.values())
         return pack({**asdict(replace(self, samples=())), "samples": stored}, *blobs)
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> Outcome:
-        """The outcome behind `to_bytes`' result."""
+        """Return the outcome from the result of `to_bytes`."""
         return cls.from_parts(*unpack(data))
 
     @classmethod
     def from_parts(cls, header: Mapping[str, Any], blobs: memoryview) -> Outcome:
-        """The outcome of an unpacked piece."""
+        """Return the outcome from an unpacked message: its header, and the bytes of all streams."""
         stored = parse_record(header.get("samples"), list[_Stored], "an outcome")
         outcome = parse_record({**header, "samples": ()}, cls, "an outcome")
         samples, position = [], 0
@@ -128,7 +131,7 @@ Report = Callable[[str, float], None]
 
 
 def attempt(task: SourceTask, work: Callable[[], Outcome]) -> Outcome:
-    """Return what `work` returns, or the reason for which it raised, with the seconds that it took."""
+    """Return the outcome of `work`, with the seconds that it took; if it raises, the outcome with the reason."""
     started = time.monotonic()
     try:
         outcome = work()
@@ -138,20 +141,20 @@ def attempt(task: SourceTask, work: Callable[[], Outcome]) -> Outcome:
 
 
 def failure(task: SourceTask, error: SourceError | MemoryError) -> Outcome:
-    """Return the outcome of a task that failed by an error."""
+    """Return the outcome of a task that failed with an error."""
     if isinstance(error, SourceError):
         return Outcome(task.index, reason=Reason(error.reason), message=error.message, transient=error.transient)
     return Outcome(task.index, reason=Reason.MEMORY, message="the worker ran out of memory")
 
 
 def refuse_blocked(digest: str, blocked: Collection[str]) -> None:
-    """Refuse a source that the dataset's block list names."""
+    """Raise SourceError for a source whose SHA-256 is on the dataset's block list."""
     if digest in blocked:
         raise SourceError(MEANING[Reason.BLOCKED], reason=Reason.BLOCKED)
 
 
 def group_by_file(tasks: Iterable[SourceTask]) -> Iterator[list[SourceTask]]:
-    """Yield the consecutive tasks of each file together, lazily: one task further than the group is taken."""
+    """Yield the consecutive tasks of each file as a list. Lazy: takes only one task beyond the list from `tasks`."""
     for _, group in groupby(tasks, key=_file):
         yield list(group)
 
@@ -161,13 +164,14 @@ def _file(task: SourceTask) -> tuple[object, ...]:
 
 
 _OPTIONS: Final = RemoteOptions(concurrency=4, patience_seconds=60.0, cache="")
-# What a request may take before its first answer: the library's tries, and one more that began just before the end.
+# Maximum seconds until the first response to a request: those in which the library retries, and a last try that starts
+# just before their end.
 _ANSWER_SECONDS: Final = 180.0
 
 
 @contextmanager
 def open_task(task: SourceTask, limits: Limits, report: Report) -> Iterator[OpenSource]:
-    """Open the source of a task, fetched first if it lies elsewhere; reports the phases ``fetch``, ``probe``."""
+    """Open the source of a task; fetch it first if it is remote. Reports the phases ``fetch`` and ``probe``."""
     if not task.inside and not is_remote(task.path):
         report("probe", task.patience * limits.read_seconds(task.size))
         with open_source(task.path, task.member) as source:
@@ -192,7 +196,7 @@ def open_task(task: SourceTask, limits: Limits, report: Report) -> Iterator[Open
 def read_sound(task: SourceTask, place: tuple[int, int], limits: Limits, report: Report) -> bytes:
     """Read the sound of a task from its tar.
 
-    `place`: first byte and bytes of the sound.
+    `place`: byte offset and size of the sound in the tar.
     """
     if is_remote(task.path):
         fetched = io.BytesIO()
@@ -240,7 +244,7 @@ def _check_size(size: int, limits: Limits) -> None:
 
 @contextmanager
 def source_errors(task: SourceTask) -> Iterator[None]:
-    """Turn the errors of a storage into what they say of the source of a task."""
+    """Convert storage errors that the block raises to a SourceError with the reason for the task's source."""
     try:
         yield
     except SourceError:
@@ -266,13 +270,13 @@ def _verdict(error: StorageError, *, remote: bool) -> SourceError:
 
 
 def check_version(task: SourceTask, version: Version, name: str) -> None:
-    """Refuse a file that is not the one that was listed."""
+    """Raise SourceError for a file that was replaced after the sources were listed. `name`: for the message."""
     if task.tag is not None and version.tag is not None and bare_tag(task.tag) != bare_tag(version.tag):
         raise SourceError(f"{name} was replaced after the sources were listed", reason=Reason.CHANGED)
 
 
 class _Scratch(io.FileIO):
-    """A file whose writes fail with SourceError, so that nobody takes a full disk for a fault of the server."""
+    """A file that raises SourceError if it cannot be written, so that a full disk is not taken for a server's fault."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file.fileno(), "r+", closefd=False)
