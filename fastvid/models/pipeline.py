@@ -1,4 +1,4 @@
-"""Pipeline parallelism: the blocks of one model on several devices, which compute on micro-batches in turn.
+"""Pipeline parallelism: the blocks of one model on several devices, through which micro-batches pass one after another.
 
 This is GPipe (Huang et al. 2019) in one process. All micro-batches run forward before any runs backward. Kernel
 launches are asynchronous, so a device computes one micro-batch while the next device computes the previous one; in

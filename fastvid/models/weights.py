@@ -96,8 +96,8 @@ class LoadReport:
 
     origin: Origin  # code base that wrote the checkpoint
     matched: tuple[str, ...]  # names of the tensors that were loaded
-    inflated: tuple[str, ...]  # those of them that were inflated from 2D to 3D
-    crossed: tuple[str, ...]  # those of them that were adapted from RGB, see `cross_modality_weight`
+    inflated: tuple[str, ...]  # names of loaded tensors that were inflated from 2D to 3D
+    crossed: tuple[str, ...]  # names of loaded tensors that were adapted from RGB, see `cross_modality_weight`
     missing: tuple[str, ...]  # only in the model
     unexpected: tuple[str, ...]  # only in the checkpoint
     # not loaded because shapes differ: name, shape in the checkpoint, shape in the model

@@ -315,7 +315,7 @@ class StoreClient:
             # Ceph 16 rejects a correct tag in quotes but accepts it without them (observed), so try both.
             tags = dict.fromkeys((version.tag, version.tag.strip('"')))
             modes = [{"e_tag": tag} | ({"version": version.number} if version.number else {}) for tag in tags]
-        # A put retried after a lost response finds its own file; the mark distinguishes it from another writer's.
+        # If the response of a put is lost, its retry finds the file already there; the mark tells whose file it is.
         mark = uuid.uuid4().hex
         for mode in modes:
             if self._call(name, partial(self._put_once, name, data, mode, mark)):

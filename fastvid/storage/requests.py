@@ -31,7 +31,7 @@ LEAST: Final = 8.0
 """Lowest rate, in requests a second. Where it is still too high, the pauses after refusals lower it further."""
 
 GROWTH: Final = 2.0
-"""The rate grows in each second by so many requests a second, or by a tenth of itself if that is more."""
+"""In each second the limit grows by this many requests a second, or by a tenth of itself if that is more."""
 
 TOLERATED: Final = 0.25
 """Share of the last requests that may be refused before the rate is halved: a store that refuses a few at any rate
@@ -49,7 +49,7 @@ PAUSE: Final = 1.0
 requests of many processes are refused (``python -m bench stores`` counts them)."""
 
 LONGEST: Final = 60.0
-"""Longest pause in seconds, where the store asks for one."""
+"""Longest pause in seconds that is kept when a store asks for one."""
 
 _WINDOW: Final = 1.0  # seconds over which requests are counted
 

@@ -41,7 +41,7 @@ class FileUrl:
         host, _, path = rest.partition("/")
         root = f"{scheme.lower()}://{host}"
         if scheme.lower() == "hf":
-            # A repository is a store of its own: hf://datasets/OWNER/NAME@REVISION.
+            # The root is a repository at a revision: hf://datasets/OWNER/NAME@REVISION.
             owner, _, path = path.partition("/")
             name, _, path = path.partition("/")
             return cls(f"{root}/{owner}/{name}", path)

@@ -138,7 +138,7 @@ class WebClient(StoreClient):
                         self._idle.setdefault(key, []).append(connection)
                 else:
                     connection.close()
-        raise StorageError(f"the server redirected more than {_REDIRECTS} times", file=self.file(name))
+        raise StorageError(f"the server redirected {_REDIRECTS} times in a row", file=self.file(name))
 
     def _connect(self, url: SplitResult, *, is_first: bool) -> tuple[http.client.HTTPConnection, tuple[bool, str, str]]:
         """Return a connection to a URL's host or proxy, if possible an idle one, and its key in `_idle`."""

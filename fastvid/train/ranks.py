@@ -149,7 +149,7 @@ class Peers:
         )
 
     def _lost(self) -> dict[int, str]:
-        """Return, by rank, how each other rank ended that failed with its own error, died or is stopped."""
+        """Return, by rank, a description of each other rank that has failed with its own error, died or is stopped."""
         found: dict[int, str] = {}
         for rank, place in enumerate(self._places):
             if rank == self._rank:

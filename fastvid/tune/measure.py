@@ -66,7 +66,7 @@ class Corpus:
     crop: int = CROP  # side of the crop in pixels, for videos whose short side is `of`
     of: int | None = None  # short side in pixels that `crop` refers to; None: every video has a crop of `crop` pixels
     keys: tuple[str, ...] | None = None  # keys of the samples to use; None for all
-    # Clips of a video with the same crop that are decoded by one request, whose frames are those of all these clips.
+    # Number of clips of a video, with the same crop, in one request: it decodes the frames of all of them.
     together: int = 1
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -152,7 +152,7 @@ def sample_frames(num_frames: int, sampling: str, rng: np.random.Generator) -> I
 
 
 class TaskRunner(Protocol):
-    """A function that runs the task with a number, here decoding a clip; each worker creates its own."""
+    """A function that runs task number `task`: it decodes a clip. Each worker creates its own."""
 
     def __call__(self, task: int, /) -> object: ...
 

@@ -108,8 +108,8 @@ def mean(values: list[float]) -> float:
 _LOG = logging.getLogger(__name__)
 
 VIDEOS: Final = SAMPLED
-"""Number of videos in the sample. Fewer would do for stable ratios between profiles; with so many, no unusual video
-dominates."""
+"""Number of videos in the sample. Ratios between profiles are stable with fewer; this many keep unusual videos from
+dominating."""
 
 _VISITS: Final = 2  # how often each video of the sample is decoded, with other frames and crops
 _SHORT_SIDE: Final = 256  # short side in pixels that the crop of CROP pixels refers to

@@ -159,7 +159,7 @@ class DataConfig:
             time.
         balance: Class shares of an epoch, such as ``fastvid.ClassBalanced()``; None visits every sample once.
         clips_per_video: Clips of each video, adjacent in the batch (repeated augmentation); divides
-            `global_batch_size`. An epoch still visits each video once, so it has this many times as many clips.
+            `global_batch_size`. An epoch still has as many videos, and this many times as many clips.
         fields: Columns of the annotations that batches contain, in `Batch.fields`.
         dtype: Type of the clips on the device: "float32", or "bfloat16" or "float16" with `run.amp`.
         mean: Mean of R, G, B, subtracted from pixel values in 0 to 1; ImageNet's by default.

@@ -139,7 +139,7 @@ def step_seed(seed: int, samples: int, rank: int) -> int:
 
 log = logging.getLogger(__name__)
 
-_LEAST_ROWS: Final = 50  # rows of metrics of a run that has so many steps, enough to plot a curve
+_LEAST_ROWS: Final = 50  # minimum rows of metrics of a run, if it has as many steps: enough to plot a curve
 _LOG_EVERY_STEPS: Final = 20  # the default; each row costs a sum over the ranks and one line on the console
 
 
@@ -163,9 +163,9 @@ def score_of(
 class Trainer:
     """Trains the replica of one process.
 
-    `callbacks`: called after rows of metrics, evaluations and checkpoints. `lineage`: the samples that the weights
-    have seen. `clips_per_s`: mean clips per second of this process since it started, over all replicas, excluding
-    evaluations and checkpoints.
+    `callbacks`: called after rows of metrics, evaluations and checkpoints. `lineage`: record of the samples that the
+    weights were trained on. `clips_per_s`: mean clips per second since this process started, of all ranks together,
+    without the time of evaluations and checkpoints.
     """
 
     config: Config

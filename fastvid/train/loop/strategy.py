@@ -245,7 +245,7 @@ def _only(configs: Sequence[Config]) -> Config:
 
 
 def find_strategy(name: str) -> type[Strategy]:
-    """Return the class of a strategy."""
+    """Return the class of a strategy, given its name or ``module:class``."""
     known = _strategies().BUILT_IN
     if name not in known and ":" not in name:
         raise UsageError(f"unknown sync {name!r}", hint=f"use one of {', '.join(sorted(known))}; or module:class")
@@ -285,7 +285,7 @@ def build_strategy(
 
 
 def split_options(name: str, kind: type[Strategy], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of the strategy itself, and those of its batch policy."""
+    """Split `options` into those of the strategy itself and those of a batch policy; raise if one is unknown."""
     known = _parameters(kind)
     policies = kind.shares_batches and any(option.startswith("batch") for option in options.keys() - set(known))
     policy = _parameters(_batch_policy()) if policies else []

@@ -335,7 +335,7 @@ _ADAPTED = ("weight", "head_weight")
 # Numbers that an optimizer stores per weight, in addition to the weight and its gradient.
 _MOMENTS = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "adagrad": 1, "lamb": 2}
 
-# Rows and columns of the weights on which a user-defined optimizer is tried: so many that a step counter hardly counts.
+# Rows and columns of the weights on which a user-defined optimizer is tried: enough for a step counter not to matter.
 _PROBE = 64
 
 

@@ -40,7 +40,7 @@ from fastvid.train.records.records import Callback, Logger, Observers, observers
 
 CHECKPOINTS: Final = "checkpoints"
 CLASSES_FILE: Final = "classes.json"
-_STEEP: Final = 8.0  # warn if the first learning rate is so many times the base rate; our choice, no source
+_STEEP: Final = 8.0  # warn if the first learning rate is at least this many times the base rate; our own choice
 
 
 def open_datasets(

@@ -63,7 +63,9 @@ _SCALE_BYTES: Final = 4
 
 
 class Integers:
-    """Averages the vectors of one rank, always of the same length, as integers of 8 or 4 bits with a scale per `BLOCK`.
+    """Averages vectors over the ranks, sent as integers of 8 or 4 bits with a scale per `BLOCK` numbers.
+
+    All vectors must have the same length.
 
     The rounding error of each message is kept (withheld) and added to the next one.
     """
@@ -319,7 +321,7 @@ class NoiseMeter:
         self.count += 1
 
     def scale(self) -> float:
-        """Return S / G2 since `clear`, in clips; infinite if only G2 is not positive, nan if both are not.
+        """Return S / G2 since `clear`, in clips; 0 if S is not positive, infinite if G2 is not, nan if neither is.
 
         The result is the same on every rank. Every rank must call it at the same point.
         """

@@ -577,7 +577,7 @@ def shared_store(member: Member, timeout_s: float = 60.0) -> TCPStore:
         listening = listening_socket(host, 0)
         port = int(listening.getsockname()[1])
         with as_worker_error("cannot serve a store", address=f"{host}:{port}"):
-            # Without a socket of ours, TCPStore would listen on all addresses, whatever host it is given (torch 2.13).
+            # Given a host instead of a socket, TCPStore would listen on all addresses of the machine (torch 2.13).
             own = TCPStore(
                 host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listening.detach()
             )

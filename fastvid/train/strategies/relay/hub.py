@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 _PAUSE_S: Final = 0.02  # between two checks whether the sweep is finished
 _PATIENCE_S: Final = 2.0  # wait for each stage's thread after a failed sweep: the stage may be dead
 _ATTEMPTS: Final = 3
-"""If so many stages die while they train the same unit, its model fails; it may not fit into memory, for example."""
+"""Number of stages that may die while they train the same unit before its model is given up. The cause may be the
+model, for example if it does not fit into memory."""
 
 
 @dataclass
