@@ -29,7 +29,7 @@ from fastvid.models.i3d import inflated_weight
 
 Origin = Literal["fastvid", "torchvision", "mit", "mmaction2"]
 
-# Prefixes of DistributedDataParallel and DataParallel, and of torch.compile.
+# Prefixes that DistributedDataParallel and DataParallel ("module."), and torch.compile, add to the keys.
 _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
 
 _MIT_RULES = (

@@ -60,7 +60,7 @@ def http_status(error: Exception) -> int | None:
 
 
 def explain(error: Exception) -> Failure:
-    """Return why a request failed and whether to retry it; raise an error that is not of the request."""
+    """Return why a request failed and whether to retry it; raise `error` if it is not an error of a request."""
     if not isinstance(error, BaseError | OSError | ValueError):
         raise error
     transient = isinstance(error, GenericError) and is_transient(error)
@@ -130,7 +130,7 @@ def hint(error: Exception, file: str) -> str | None:
 
 
 def translated(error: Exception, file: str, tries: int = 1, seconds: float = 0.0) -> FastvidError:
-    """Return the error that describes a failed request."""
+    """Return the error to raise for a failed request, after `tries` attempts in `seconds`."""
     if isinstance(error, FileNotFoundError):
         what = "bucket" if "NoSuchBucket" in str(error) else "file"
         return StorageError(f"{what} does not exist", file=file)
@@ -210,7 +210,7 @@ class StoreClient:
         self._reader = open_store(
             self.url,
             {
-                "allow_http": True,  # only where the user gave an http:// address
+                "allow_http": True,  # has an effect only if the user gave an http:// address
                 "connect_timeout": timedelta(seconds=options.connect_seconds),
                 "read_timeout": timedelta(seconds=options.stall_seconds),
                 "timeout": timedelta(seconds=RANGE_SECONDS),
@@ -435,7 +435,7 @@ class _Upload(io.RawIOBase):
         return self._at
 
     def write(self, data: Any) -> int:
-        # obstore keeps a reference to the data, so copy a buffer that its owner may change.
+        # obstore keeps a reference to the data, and the caller may change its buffer, so copy the buffer.
         data = data if isinstance(data, bytes) else bytes(data)
         self._at += self._write(data)
         return len(data)

@@ -196,7 +196,7 @@ def _end_of(place: Mapping[str, Any]) -> str:
 
 def _state(pid: int) -> str:
     try:
-        # The name, in brackets, may contain anything.
+        # Split after the last bracket: the process name before it, in brackets, may contain spaces and brackets.
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""

@@ -109,7 +109,7 @@ class Corpus:
 
     @cached_property
     def mp4s(self) -> list[bytes]:
-        """Every sample's MP4, in memory."""
+        """The MP4 of every sample, in memory."""
         return [self.mp4(sample) for sample in range(len(self.dataset))]
 
     @cached_property
@@ -147,7 +147,7 @@ def sample_frames(num_frames: int, sampling: str, rng: np.random.Generator) -> I
     else:
         start = int(rng.integers(0, max(1, num_frames - (count - 1) * stride)))
         picks = start + np.arange(count, dtype=np.int64) * stride
-    # Videos shorter than the clip repeat their last frame.
+    # In a video shorter than the clip, the last frame is repeated.
     return np.minimum(picks, num_frames - 1)
 
 
@@ -192,7 +192,7 @@ class RoundTimes:
         return spread("rate", self.rates) | spread("cpu_ms", self.cpu_ms)
 
     def cost(self, by: str) -> float:
-        """Return the median milliseconds of a task, by "wall" or "cpu" time."""
+        """Return the median time per task in milliseconds; `by`: "wall" or "cpu" time."""
         return statistics.median(self.cpu_ms if by == "cpu" else [1e3 / rate for rate in self.rates])
 
 

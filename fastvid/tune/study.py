@@ -93,7 +93,7 @@ def build_comparison(
         encoded = encoded.filter("scale", flags=SWS_FLAGS, in_range="full", out_range="limited").filter(
             "format", "yuv420p"
         )
-    # Pair frames by number, not by timestamp.
+    # Set timestamps to frame numbers, because the filters pair frames by timestamp.
     pairs = [stream.filter("settb", "1/1000").filter("setpts", "N").split() for stream in (encoded, reference)]
     scores = [ffmpeg.filter([pairs[0][n], pairs[1][n]], name) for n, name in enumerate(("ssim", "psnr"))]
     command: list[str] = ffmpeg.merge_outputs(*(ffmpeg.output(score, "-", f="null") for score in scores)).get_args()

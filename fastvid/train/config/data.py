@@ -32,8 +32,8 @@ class DatasetConfig:
         path: Folder or URL of the dataset.
         split: Split to train on; None for all samples.
         where: Filter over the annotations' columns.
-        generation: Number or tag of its generation, as `DataConfig.generation`.
-        weight: Its share of an epoch, positive; shares need not add up to one. None without weights.
+        generation: Number or tag of the dataset's generation, as `DataConfig.generation`.
+        weight: Relative share of an epoch, positive; shares need not add up to one. None in a mixture without weights.
     """
 
     path: str

@@ -108,7 +108,8 @@ def _reducing(forward: Any, *, last: bool) -> contextlib.AbstractContextManager[
 def micro_batches(rows: int, limit: int | None, group: int = 1) -> list[slice]:
     """Return the fewest slices of at most `limit` rows that cover all rows; one slice if `limit` is None.
 
-    Their sizes differ by at most one group, and a group of `group` rows is never split.
+    A group of `group` consecutive rows is never split, so a slice has at least one group, even if `limit` is smaller.
+    The sizes of the slices differ by at most one group.
     """
     groups, most = -(-rows // group), max(1, (limit or rows) // group)
     parts = -(-groups // most)

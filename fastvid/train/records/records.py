@@ -233,7 +233,7 @@ class Callback:
         """Called when the model after `samples` samples is complete on every rank; rank 0 then writes it."""
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
-        """Called after the last step, also if a signal stopped the run; not if an error ends it."""
+        """Called after the last step, even if a signal stopped the run, but not if an error ends it."""
 
 
 class Observers:

@@ -49,7 +49,7 @@ def open_datasets(
     """Return the configuration with generations and number of classes filled in, the training set and the evaluation
     set (None without one).
 
-    `state`: of the checkpoint to resume from, whose generations are then used; None for a new run.
+    `state`: contents of the checkpoint to resume from, whose generations are used; None for a new run.
     """
     data = config.data
     main = DatasetConfig(

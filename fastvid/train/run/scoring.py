@@ -108,7 +108,7 @@ class EvalReport:
 
 
 def report(task: Task, gathered: Gathered, num_views: int, protocol: str, names: Sequence[str]) -> EvalReport:
-    """Score the predictions of all ranks, of those samples whose views were all seen."""
+    """Score the samples whose views were all seen, from the predictions of all ranks."""
     predictions, targets, scored = gathered.means(num_views)
     if len(targets) < len(scored):
         log.warning("only %d of %d samples were scored: the others failed to decode", len(targets), len(scored))

@@ -68,7 +68,7 @@ def refuse_unfit(config: Config) -> None:
     optim = config.optim
     for wrong, what in (
         (optim.name not in _ELEMENTWISE, f"optim.name={optim.name}, which is not element-wise"),
-        # The scaler skips steps, and the server would never receive the batch.
+        # The loss scaler skips steps that overflow, so the server would never receive their gradients.
         (config.run.amp == "fp16", "run.amp=fp16"),
         # The server's optimizer would move frozen weights by their momentum and weight decay.
         (optim.freeze, "optim.freeze"),

@@ -66,7 +66,7 @@ class Relay(Strategy):
         order: "ring" or "hopper".
         partitions: S, number of partitions; None uses the number of processes, or that of the resumed sweep.
         adopt_s: Seconds that the partitions of a dead stage wait for a new stage before an existing one takes them.
-        hub: ``host:port`` of a hub in another job; this job then has stages only.
+        hub: ``host:port`` of a hub in another job; this job then has no hub, only stages.
         host: Name or address of rank 0's machine that the hub listens on, as stages reach it; None is torchrun's
             ``MASTER_ADDR``, and without torchrun 127.0.0.1.
         port: Port of this job's hub, for stages of other jobs; 0 for any free one.
