@@ -1,8 +1,9 @@
 """A motion dataset: textures that drift in one of eight directions.
 
 A single frame does not reveal the label. Every texture drifts in all eight directions from the same random position and
-wraps around, so each frame of each direction is a uniformly random shift of the same picture. Held-out textures do not
-occur in training. The kind of texture is a second label that needs no motion: it shows whether a model learns at all.
+wraps around at the borders, so each frame of each direction is a uniformly random shift of the same picture. The
+textures of the test split do not occur in training. The kind of texture is a second label, which needs no motion: it
+shows whether a model learns at all.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ DIRECTIONS: Final = {
 SIDE: Final = 96  # width and height in pixels; a multiple of 16, so that sharding keeps every pixel
 NUM_FRAMES: Final = 24
 FPS: Final = 24
-SPEED: Final = 2  # pixels per frame along each moving axis: 6 between the frames of 8 segments, a third of a feature
+SPEED: Final = 2  # pixels per frame and moving axis: 6 between two of 8 sampled frames, a third of a texture's feature
 
 Make = Callable[[np.random.Generator, FloatArray, FloatArray], FloatArray]
 
@@ -47,9 +48,9 @@ class MotionVideo:
     """One video to generate."""
 
     split: str
-    direction: str
-    texture: str
-    instance: int
+    direction: str  # key of `DIRECTIONS`
+    texture: str  # key of `TEXTURES`
+    instance: int  # number of the random texture of this kind, from 0
     seed: int
 
     @property
@@ -59,7 +60,10 @@ class MotionVideo:
 
 
 def _waves(rng: np.random.Generator, y: FloatArray, x: FloatArray, low: int, high: int, count: int) -> FloatArray:
-    """Return a sum of random waves that wraps around; frequencies are in whole periods per side."""
+    """Return a sum of `count` random waves with `low` to `high` periods per side.
+
+    Periods per axis are whole numbers, so that the picture wraps around. `y`, `x`: coordinates [SIDE, SIDE], 0 to 1.
+    """
     total = np.zeros_like(x)
     for _ in range(count):
         angle, frequency = rng.uniform(0, 2 * np.pi), rng.uniform(low, high)
@@ -136,7 +140,7 @@ def plan_videos(instances: dict[str, int], *, seed: int = 0) -> list[MotionVideo
 
 def frames(video: MotionVideo) -> Iterator[UInt8Array]:
     """Yield the frames of a video, RGB uint8 [SIDE, SIDE, 3] each."""
-    # The seed excludes the direction: all eight directions start with the same picture at the same position.
+    # The seed does not depend on the direction: all eight start with the same picture at the same position.
     names = (video.split, video.texture)
     rng = np.random.default_rng([video.seed, video.instance, *(ord(c) for name in names for c in name)])
     grid = np.arange(SIDE) / SIDE

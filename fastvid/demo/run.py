@@ -1,6 +1,6 @@
 """Run the demo step by step, with the commands that a user types, and write its HTML report.
 
-The trained models are examined on the held-out clips, with frames in order and shuffled in time.
+The trained models are then run on the clips of the test split, with frames in order and shuffled in time.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Strip:
     """One held-out clip with the models' predictions."""
 
     frames: npt.NDArray[np.uint8]  # uint8 [T, H, W, 3]
-    truth: str
-    guesses: Mapping[str, str]
+    truth: str  # its class
+    guesses: Mapping[str, str]  # predicted class by model
 
 
 def page(
@@ -55,7 +55,10 @@ def page(
     strips: Sequence[Strip],
     facts: Mapping[str, str],
 ) -> str:
-    """Return the whole page. `runs`: by title, first that of the model. `facts`: about the dataset."""
+    """Return the whole HTML page.
+
+    `summary`: from `run`. `runs`: metrics by title, those of TSM first. `facts`: numbers about the dataset by label.
+    """
     percent, first = "{:.1f} %".format, next(iter(runs.values()))
     curves, losses = (
         {title: run.curve(*column) for title, run in runs.items()}
@@ -127,10 +130,11 @@ _BATCH = 32
 def examine(
     dataset: VideoDataset, folders: Mapping[str, Path], changes: Mapping[str, Sequence[str]]
 ) -> tuple[float, list[Strip]]:
-    """Run trained models on the held-out clips, and draw some of these.
+    """Run trained models on held-out clips, and choose some of the clips to show.
 
-    `dataset`: the held-out samples. `folders`: run folder of each model. Returns the top-1 accuracy in percent of the
-    first model on clips whose frames are shuffled in time, and the strips.
+    `dataset`: the held-out samples. `folders`: run folder of each model, by name. `changes`: overrides of the recipe
+    for each model. Returns the top-1 accuracy in percent of the first model on clips whose frames are shuffled in time,
+    and the chosen clips with the predictions.
     """
     models = {name: _load(folder, changes[name], len(dataset.classes)) for name, folder in folders.items()}
     config = recipes.load(RECIPE).data
@@ -148,7 +152,7 @@ def examine(
     )
     shuffle = torch.Generator().manual_seed(0)
     hits, total, shown = 0, 0, []
-    # Positions spread over the split, with different textures and directions.
+    # Sample indices spread evenly over the split; adding `number` varies texture and direction.
     examples = {round((number + 0.5) * len(dataset) / STRIPS) + number for number in range(STRIPS)}
     for batch in loader:
         order = torch.stack([torch.randperm(batch.video.shape[2], generator=shuffle) for _ in range(batch.num_rows)])
@@ -188,9 +192,9 @@ def _strip_evaluate(
 log = logging.getLogger(__name__)
 
 RECIPE: Final = "motion_tsm"
-INSTANCES: Final = {"train": 6, "test": 2}
+INSTANCES: Final = {"train": 6, "test": 2}  # random textures of each kind, by split
 PROCESSES: Final = 2
-STRIPS: Final = 6
+STRIPS: Final = 6  # held-out clips to show
 _PERCENT: Final = 100.0
 
 
@@ -200,7 +204,7 @@ RUNS: Final = {
     "control": ("control", WITHOUT_SHIFT),
     "texture, by the control": ("control-texture", (*WITHOUT_SHIFT, "data.label=texture")),
 }
-"""Folder and settings of each training run by its title on the page."""
+"""Folder and changed settings of each training run, by its title on the page."""
 
 
 def run(out: Path, *, seed: int = 0, processes: int = PROCESSES) -> dict[str, Any]:
@@ -246,7 +250,7 @@ def run(out: Path, *, seed: int = 0, processes: int = PROCESSES) -> dict[str, An
 def _empty(out: Path) -> None:
     if out.exists():
         if any(out.iterdir()) and not (out / "videos").is_dir():
-            raise JobError("folder contains files that are not a demo's", file=out, hint="choose another --out")
+            raise JobError("folder contains files that are not from a demo", file=out, hint="choose another --out")
         shutil.rmtree(out)
     out.mkdir(parents=True)
 
@@ -263,7 +267,7 @@ def _torchrun(processes: int, changes: Sequence[str]) -> None:
 def _command(words: Sequence[str]) -> None:
     shown = shlex.join(words).replace(f"{sys.executable} -m torch.distributed.run", "torchrun")
     log.info("$ %s", shown.replace(f"{sys.executable} -m fastvid", "fastvid"))
-    # Avoids torchrun's warning about OMP_NUM_THREADS; the trainer sets the threads from the cores of its node.
+    # OMP_NUM_THREADS=1 avoids torchrun's warning; the trainer sets the number of threads from the machine's cores.
     environment = {"OMP_NUM_THREADS": "1"} | os.environ | SAFE_PATH
     result = subprocess.run(words, stdout=subprocess.DEVNULL, env=environment, check=False)
     if result.returncode:

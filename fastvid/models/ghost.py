@@ -1,9 +1,9 @@
 """Ghost batch norm: statistics over fixed groups of clips, however a batch is split.
 
 Plain batch norm normalises over the clips that a rank processes together, so changing the number of ranks or the size
-of the micro-batch changes the model that is trained. Here each group of neighbouring clips has its own mean and
+of the micro-batch changes the model that is trained. Here each group of consecutive clips has its own mean and
 variance (Hoffer et al. 2017, "Train longer, generalize better", section 4, "Ghost Batch Normalization"), and a loader
-with that ``group_size`` never splits a group. A step's gradient is then the same at any world size, up to rounding.
+with the same ``group_size`` never splits a group. A step's gradient is then the same at any world size, up to rounding.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from fastvid.errors import UsageError
 class GhostGroups:
     """How the current batch is split into groups; all layers of a model share one object."""
 
-    size: int
-    count: int = 1
+    size: int  # clips per group
+    count: int = 1  # groups in the batch
 
 
 class GhostBatchNorm(_BatchNorm):
     """Batch norm over groups of rows.
 
     Parameters, buffers and evaluation mode are those of `nn.BatchNorm2d`. The rows of the input [N, C, ...] are ordered
-    by clip, so a group is N / groups consecutive rows. `update_running` moves the running statistics once per step, by
-    the mean of the groups' means and variances.
+    by clip, so with G groups in the batch a group is N / G consecutive rows. `update_running` updates the running
+    statistics once per step, with the mean of the groups' means and variances.
     """
 
     def __init__(self, like: _BatchNorm, groups: GhostGroups) -> None:
@@ -58,11 +58,11 @@ class GhostBatchNorm(_BatchNorm):
         assert len(input) % groups == 0, (len(input), self.groups)
         if not self._seen:
             self._mean, self._var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
-        # With momentum 1 the buffers end up with the groups' own means and unbiased variances.
+        # With momentum 1 batch_norm sets `mean` and `var` to the groups' own means and unbiased variances.
         mean, var = self.running_mean.new_zeros(2, groups * self.num_features).unbind()
         weight, bias = (None if own is None else own.repeat(groups) for own in (self.weight, self.bias))
         out = functional.batch_norm(_side_by_side(input, groups), mean, var, weight, bias, True, 1.0, self.eps)
-        # Add the sums only here: activation checkpointing may abort its second run before.
+        # Add to the sums only at the end: activation checkpointing may abort its second run before this line.
         self._mean += mean.view(groups, -1).sum(0)
         self._var += var.view(groups, -1).sum(0)
         self._seen += groups
@@ -70,12 +70,12 @@ class GhostBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def update_running(self, share: Tensor | float) -> None:
-        """Move the running statistics; see `update_running_stats`."""
+        """Update the running statistics; see `update_running_stats`."""
         if not self._seen or self.running_mean is None or self.running_var is None:
             return
         momentum = 0.1 if self.momentum is None else self.momentum
         for running, total in ((self.running_mean, self._mean), (self.running_var, self._var)):
-            # Not as `alpha`, which the host would have to read if `share` is a tensor on a device.
+            # `share` may be a tensor on a device, and the argument `alpha` of `add_` would wait for its value.
             running.mul_(1.0 - momentum).add_(total * (momentum * share / self._seen))
         self._seen = 0
 
@@ -92,7 +92,7 @@ def _side_by_side(rows: Tensor, groups: int) -> Tensor:
 
 
 def _one_after_another(columns: Tensor, groups: int) -> Tensor:
-    """Undo `_side_by_side`; the memory format stays."""
+    """Undo `_side_by_side`: turn [n, groups * C, ...] into [groups * n, C, ...], in the same memory format."""
     if groups == 1:
         return columns
     if _is_channels_last(columns):
@@ -103,15 +103,15 @@ def _one_after_another(columns: Tensor, groups: int) -> Tensor:
 
 
 def _is_channels_last(rows: Tensor) -> bool:
-    """Return whether neighbouring channels are neighbours in memory, so that convolutions need no transposition."""
+    """Return whether the channels of one pixel are adjacent in memory: the channels-last memory format."""
     return rows.ndim > 2 and not rows.is_contiguous() and rows.movedim(1, -1).is_contiguous()
 
 
 def use_ghost_norm(model: nn.Module, group_size: int) -> nn.Module:
     """Replace a model's batch norms in place; keys and values of its state dict stay the same.
 
-    `model`: maps clips [B, C, T, H, W] to logits. In training B must be a multiple of `group_size`. Returns the
-    model.
+    `model`: maps clips [B, C, T, H, W] to logits. In training B must be a multiple of `group_size`, the clips per
+    group. Returns the model.
     """
     groups = GhostGroups(group_size)
     found = 0
@@ -134,7 +134,11 @@ def use_ghost_norm(model: nn.Module, group_size: int) -> nn.Module:
 
 
 def update_running_stats(model: nn.Module, share: Tensor | float = 1.0) -> None:
-    """Update the running statistics of all ghost batch norms from the batches seen since the last call."""
+    """Update the running statistics of all ghost batch norms from the batches seen since the last call.
+
+    `share`: factor of the update: the number of ranks times this rank's fraction of the global batch. The mean of the
+    running statistics over the ranks is then the update with all groups of the batch; 1 with one rank.
+    """
     for module in model.modules():
         if isinstance(module, GhostBatchNorm):
             module.update_running(share)

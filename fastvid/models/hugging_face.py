@@ -1,4 +1,4 @@
-"""Video classifiers of transformers, as models that take and return what ours do.
+"""Video classifiers of the library transformers, with the interface of fastvid's models. For example:
 
 model.name=fastvid.models.hugging_face:videomae model.options.pretrained=MCG-NJU/videomae-base
 """
@@ -35,7 +35,8 @@ def videomae(
 ) -> Classifier:
     """Return a VideoMAE vision transformer (Tong et al. 2022) for classification.
 
-    `num_frames`: frames per clip.
+    `num_frames`: frames per clip. `pretrained`: name on the Hugging Face Hub or a folder; None for random weights.
+    `drop_path`: rate of stochastic depth in the last layer. `config`: fields of `transformers.VideoMAEConfig`.
     """
     try:
         transformers = importlib.import_module("transformers")
@@ -55,7 +56,7 @@ def videomae(
         else:
             net = net_kind.from_pretrained(pretrained, ignore_mismatched_sizes=True, **values)
     except (OSError, ValueError) as error:
-        raise UsageError(f"transformers cannot make the VideoMAE: {error}", hint="see model.options") from error
+        raise UsageError(f"transformers cannot build VideoMAE: {error}", hint="check model.options") from error
     layers = net.videomae.encoder.layer
     after_dropouts([(layer.attention.output, layer.output) for layer in layers], drop_path)
     return Classifier(net, num_frames)

@@ -15,9 +15,9 @@ i3d-*-heavy        5x7x7, 1      1, 2         all                               
 slowonly-*         1x7x7, 1      1, none      all of stages 3 and 4                 first 1x1 to 3x1x1
 =================  ============  ===========  ====================================  ======================
 
-Strides are temporal; the second pool, 2x1x1, follows stage 1. mmaction2 calls the 3x1x1 net "I3D-R50" and reports 28.0
-M parameters and 43.5 G multiply-adds for it at 32x256x256. Dropout 0.5 and a last layer initialised from N(0, 0.01) are
-those of its ``I3DHead``.
+Strides are temporal; "2, 2" are those of the pool after the stem and of a second pool, 2x1x1, after stage 1. mmaction2
+calls the 3x1x1 net "I3D-R50" and reports 28.0 M parameters and 43.5 G multiply-adds for it at 32x256x256. Dropout 0.5
+and a last layer initialised from N(0, 0.01) are taken from mmaction2's ``I3DHead``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Inflation:
     """Which convolutions become 3D, and the temporal strides."""
 
     kernel: Literal["3x3x3", "3x1x1"]
-    # the blocks that are inflated: "alternate" is the first row of the table above, "late" is stages 3 and 4.
+    # Which blocks are inflated: "alternate" is the first row of the table above, "late" is stages 3 and 4.
     blocks: Literal["alternate", "all", "late"] = "alternate"
     stem_kernel: int = 5
     stem_stride: int = 2
@@ -48,7 +48,7 @@ class Inflation:
 
     @property
     def temporal_stride(self) -> int:
-        """Input frames per frame of the last stage."""
+        """Number of input frames per frame of the last stage."""
         return self.stem_stride * self.pool_stride * (2 if self.second_pool else 1)
 
     def inflates(self, stage: int, block: int) -> bool:
@@ -67,9 +67,9 @@ SLOW_ONLY = Inflation("3x1x1", blocks="late", stem_kernel=1, stem_stride=1, pool
 class ClipNet(nn.Module):
     """A 3D backbone that maps clips [B, C, T, H, W] to logits [B, num_classes].
 
-    `backbone`: maps clips [B, C, T, H, W] to logits [B, num_classes]. `num_frames`: T in training; any T of at
-    least ``temporal_stride`` works. `temporal_stride`: input frames per frame of the backbone's last stage, which
-    is also the smallest T.
+    `backbone`: maps clips [B, C, T, H, W] to logits [B, num_classes]. `num_frames`: T in training.
+    `temporal_stride`: number of input frames per frame of the backbone's last stage, which is also the smallest T that
+    works.
     """
 
     input_layout = "BCTHW"

@@ -1,9 +1,9 @@
-"""Pipeline parallelism: one replica's blocks on several devices, fed with micro-batches.
+"""Pipeline parallelism: the blocks of one model on several devices, through which micro-batches pass one after another.
 
 This is GPipe (Huang et al. 2019) in one process. All micro-batches run forward before any runs backward. Kernel
-launches are asynchronous, so a device computes one micro-batch while the next device computes the previous one, and the
-autograd engine has a thread per device. With S devices and M micro-batches, (S - 1) / (M + S - 1) of the time is lost
-to filling and draining the pipeline.
+launches are asynchronous, so a device computes one micro-batch while the next device computes the previous one; in
+backward, the autograd engine has a thread per device. With S devices and M micro-batches, the fraction
+(S - 1) / (M + S - 1) of the time is lost to filling and draining the pipeline.
 
 Norm layers see one micro-batch at a time. Tensor parallelism is not offered: in torch 2.13 DTensor's convolution
 silently returns wrong results when its weight or its input is sharded.
@@ -40,7 +40,7 @@ def place_on_devices(model: nn.Module, devices: Sequence[torch.device], micro_ba
         if not model.training:
             return _logits(whole(*clips)).to(home)
         parts = zip(*(clip.chunk(micro_batches) for clip in clips), strict=True)
-        # Copy to the first device only after all are launched: a copy may block until its source is ready.
+        # Copy logits to the first device only after all micro-batches are launched: a copy may block.
         logits = [_logits(whole(*part)) for part in parts]
         return torch.cat([part.to(home) for part in logits])
 

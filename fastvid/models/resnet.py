@@ -4,7 +4,8 @@ Module names are those of torchvision's ``models/resnet.py``, so ImageNet checkp
 torchvision, the 3x3 convolution of a bottleneck has the stride (ResNet "v1.5").
 
 **Stochastic depth** skips residual branches at random for single clips in training (Huang et al. 2016, "Deep Networks
-with Stochastic Depth"). A branch that stays is divided by its probability to stay, so evaluation needs no other scale.
+with Stochastic Depth"). A branch that is kept is divided by its probability of being kept, so evaluation uses all
+branches without scaling.
 
 **Activation checkpointing** of a block updates batch-norm statistics only once. `torch.utils.checkpoint` runs the
 block's forward twice per training step: once as usual, once inside backward. Batch norm would then update its running
@@ -12,7 +13,7 @@ mean and variance twice with the same batch, so checkpointing would change the s
 second run uses copies of the buffers: weights, gradients and running statistics are bit-equal with and without
 checkpointing.
 
-Under `torch.compile` the compiler recomputes and updates the statistics only once by itself.
+Under `torch.compile` this is not needed: the compiler updates the statistics only once.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from fastvid.errors import UsageError
 
 
 class DropPath(nn.Module):
-    """Drops a residual branch for random clips, in training alone.
+    """Drops a residual branch for randomly chosen clips, in training only.
 
-    The numbers are those of torch's generator, which the training loop seeds in each step.
+    Random numbers come from torch's generator, which the training loop seeds in each step.
 
-    `frames`: consecutive rows of the input that belong to one clip and are dropped together.
+    `rate`: probability that a clip's branch is dropped. `frames`: number of consecutive rows of the input that belong
+    to one clip and are dropped together.
     """
 
     def __init__(self, rate: float, frames: int = 1) -> None:
@@ -46,7 +48,7 @@ class DropPath(nn.Module):
         if not self.training or self.rate == 0:
             return branch
         rows = branch.shape[0]
-        # A clip of another length than in training, or frames of no clip, are dropped one by one.
+        # If the rows are not clips of `frames` frames, each row is dropped independently.
         frames = self.frames if rows % self.frames == 0 else 1
         stays = torch.rand(rows // frames, device=branch.device) >= self.rate
         scale = stays.repeat_interleave(frames).view(-1, *[1] * (branch.dim() - 1)).to(branch.dtype)
@@ -57,14 +59,18 @@ class DropPath(nn.Module):
 
 
 def rates(rate: float, blocks: int) -> list[float]:
-    """Return the rates of a net's blocks: they rise linearly from 0 in the first to `rate` in the last."""
+    """Return the drop rate of each block of a net, rising linearly from 0 in the first to `rate` in the last."""
     if not 0 <= rate < 1:
         raise UsageError(f"drop_path is {rate}, expected 0 <= x < 1")
     return [rate * block / max(1, blocks - 1) for block in range(blocks)]
 
 
 def after_dropouts(layers: Sequence[Sequence[nn.Module]], rate: float) -> None:
-    """Drop paths of a transformer whose branches end with a dropout: each gets a `DropPath` after it."""
+    """Add stochastic depth to a transformer, in place: a `DropPath` after the dropout that ends each residual branch.
+
+    `layers`: for each layer the modules of its branches, which have a child ``dropout``. `rate`: drop rate of the last
+    layer, see `rates`.
+    """
     for branches, one in zip(layers, rates(rate, len(layers)), strict=True):
         for branch in branches:
             if one:
@@ -74,9 +80,8 @@ def after_dropouts(layers: Sequence[Sequence[nn.Module]], rate: float) -> None:
 def recomputed(block: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor, *, random: bool = False) -> Tensor:
     """Run ``forward(x)``, save only ``x`` for backward, and run ``forward`` again in backward.
 
-    `block`: the module whose buffers ``forward`` may update; the second run leaves them alone. `random`: whether
-    ``forward`` draws random numbers, so that the second run must draw the same. Returns the result of
-    ``forward(x)``.
+    `block`: the module whose buffers ``forward`` may update; the second run does not change them. `random`: whether
+    ``forward`` draws random numbers, which the second run must repeat. Returns the result of ``forward(x)``.
     """
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -100,7 +105,7 @@ def _copied_buffers(block: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        # checkpoint aborts the second run with its own exception once backward has what it needs.
+        # In `finally`, because checkpoint ends the second run by an exception once backward has what it needs.
         for module, name, buffer in originals:
             setattr(module, name, buffer)
 
@@ -139,7 +144,7 @@ class ResidualBlock(nn.Module):
 
     @abstractmethod
     def last_norm(self) -> nn.Module:
-        """Return the last batch norm of the residual branch; with gamma 0 the block is an identity."""
+        """Return the last batch norm of the residual branch; if its weight is 0, the block is an identity."""
 
 
 class BasicBlock(ResidualBlock):
@@ -197,7 +202,7 @@ DEPTHS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int
 
 
 class ResNetOptions(TypedDict, total=False):
-    """Options of `ResNet` that nets built on it pass on."""
+    """Options of `ResNet` that the models built on it accept too."""
 
     width: int
     in_channels: int
@@ -207,7 +212,7 @@ class ResNetOptions(TypedDict, total=False):
 
 
 class StreamOptions(TypedDict, total=False):
-    """The same where the stream decides how many channels the input has."""
+    """`ResNetOptions` without `in_channels`, for models whose stream (RGB or flow) determines it."""
 
     width: int
     zero_init_residual: bool
@@ -291,8 +296,7 @@ def init_weights(net: nn.Module, *, zero_init_residual: bool = False) -> None:
     """Initialise 2D and 3D convolutions and batch norms like torchvision's ResNet.
 
     Convolutions: He normal with fan-out (He et al. 2015, "Delving Deep into Rectifiers"). Batch norms: weight 1, bias
-        0.
-    The last layer is not changed.
+    0; with `zero_init_residual` the weight of the last one of each residual block is 0. The last layer is not changed.
     """
     for module in net.modules():
         if isinstance(module, nn.Conv2d | nn.Conv3d):

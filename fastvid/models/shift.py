@@ -13,11 +13,11 @@ the rest              unchanged                          unchanged
 ``"past"`` uses no later frame, for online inference (mit-han-lab/temporal-shift-module,
 ``online_demo/mobilenet_v2_tsm.py`` at 436e7cf); ``"both"`` is ``ops/temporal_shift.py`` at 4759ad8.
 
-**When is an in-place shift safe?** Only when nothing reads the old values afterwards. A residual block's input has
-three such readers: the identity path adds it, and the ReLU that produced it and the downsampling convolution both need
-it in backward. So no module here overwrites a block's input. `ShiftConv2d` with ``inplace=True`` works in place only on
-tensors of its own: the shifted copy exists only while its convolution runs and is recomputed in backward, and backward
-applies the transposed shift to the input gradient that its convolution has just allocated. Training then saves no more
+**When is an in-place shift safe?** Only when nothing reads the old values afterwards. But a residual block's input is
+read three times: the identity path adds it, and the ReLU that produced it and the downsampling convolution both need it
+in backward. So no module here overwrites a block's input. `ShiftConv2d` with ``inplace=True`` changes only tensors that
+it has allocated: the shifted copy exists only while its convolution runs and is recomputed in backward, and backward
+applies the transposed shift in place to the input gradient that its convolution returned. Training then saves no more
 activations than the same net without shift, and weights and gradients are bit-equal to ``inplace=False``.
 """
 
@@ -36,8 +36,8 @@ from fastvid.models.resnet import ResNet
 
 Direction = Literal["both", "past"]
 
-# Asked once: torch.compile of 2.11 cannot trace the question, and torch.compiler's decorator for such functions takes
-# seconds to import.
+# Devices with autocast. Computed once at import, because torch.compile of 2.11 cannot trace is_autocast_available, and
+# importing torch.compiler's decorator for such functions takes seconds.
 _AUTOCASTING = frozenset(filter(torch.amp.is_autocast_available, ("cpu", "cuda", "mps", "xpu")))
 
 # (first channel, end channel, offset): out[t] = x[t + offset] for channels in [first, end).
@@ -69,7 +69,7 @@ def shift_conv2d(
     """
     device = x.device.type
     if device in _AUTOCASTING and torch.is_autocast_enabled(device):
-        # Cast here: autocast would cast inside the convolution, out of sight of the custom backward.
+        # Cast here, because inside `_ShiftConv` autocast would cast where its backward does not see it.
         dtype = torch.get_autocast_dtype(device)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     check_segments(x, num_segments)
@@ -78,7 +78,7 @@ def shift_conv2d(
 
 
 def channel_moves(channels: int, shift_div: int, direction: Direction) -> Moves:
-    """Return which channels move, and by how many frames."""
+    """Return the ranges of channels that move, each as (first channel, end channel, offset in frames)."""
     if direction not in get_args(Direction):
         raise UsageError(
             f"unknown shift direction {direction!r}", hint=f"use one of {', '.join(map(repr, get_args(Direction)))}"
@@ -108,7 +108,7 @@ def _shift(x: Tensor, num_segments: int, moves: Moves) -> Tensor:
 
 
 def _shifted(x: Tensor, num_segments: int, moves: Moves) -> Tensor:
-    # Write each element once: about eight times as fast on a CPU as zeroing the result first.
+    # Every element is written exactly once: on a CPU about eight times as fast as zeroing the result first.
     out = torch.empty_like(x)
     clips, out_clips = _as_clips(x, num_segments), _as_clips(out, num_segments)
     for first, end, offset in moves:
@@ -140,9 +140,9 @@ def _move(out: Tensor, x: Tensor, offset: int) -> None:
 
 
 class _Shift(Function):
-    """Shift with one copy in forward and in backward.
+    """Shift with one copy in forward and one in backward.
 
-    Differentiated slicing would allocate and zero whole tensors.
+    The derivatives of slices, which autograd would use, allocate and zero whole tensors.
     """
 
     @staticmethod
@@ -156,7 +156,7 @@ class _Shift(Function):
 
 
 class _ShiftConv(Function):
-    """Convolution of the shifted input that saves the unshifted one, which the net saves anyway."""
+    """Convolution of the shifted input; saves the unshifted input for backward, which is in memory anyway."""
 
     @staticmethod
     def forward(
@@ -258,10 +258,10 @@ def insert_shift(
 ) -> None:
     """Insert a shift at the start of the residual branches of ``net``; identity paths stay unshifted.
 
-    Before ``conv1`` of every block; if ``layer3`` has at least `SPARSE_FROM_BLOCKS` blocks (ResNet-101), only of every
-    second block of each stage, starting with the first. State-dict keys do not change.
+    It comes before ``conv1`` of every block; if ``layer3`` has at least `SPARSE_FROM_BLOCKS` blocks (ResNet-101), only
+    of every second block of each stage, starting with the first. State-dict keys do not change.
 
-    `net`: the net over frames [B * num_segments, C, H, W]; changed in place. `num_segments`: frames per clip.
+    `net`: takes frames [B * num_segments, C, H, W]; changed in place. `num_segments`: frames per clip.
     """
 
     def shifted(conv: nn.Module) -> ShiftConv2d:

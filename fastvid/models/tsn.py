@@ -1,8 +1,8 @@
 """TSN and TSM: a 2D net on each frame, with the logits averaged over the frames of a clip.
 
-TSN (Wang et al. 2016, "Temporal Segment Networks") is blind to the order of frames. TSM is the same net with temporal
+TSN (Wang et al. 2016, "Temporal Segment Networks") ignores the order of frames. TSM is the same net with temporal
 shifts inside (`fastvid.models.shift`), with the same number of parameters and multiplications. Dropout 0.5 and a last
-layer initialised from N(0, 0.001) are those of mmaction2's ``configs/_base_/models/tsm_r50.py`` and of the training
+layer initialised from N(0, 0.001) are taken from mmaction2's ``configs/_base_/models/tsm_r50.py`` and the training
 commands of mit-han-lab/temporal-shift-module.
 """
 
@@ -26,7 +26,8 @@ class FrameAverage(nn.Module):
     The result is the mean over T of the backbone's logits, before any softmax. A clip in ``torch.channels_last_3d``
     memory format reaches the backbone as ``torch.channels_last`` frames without a copy.
 
-    `backbone`: maps frames [N, C, H, W] to logits [N, num_classes].
+    `backbone`: maps frames [N, C, H, W] to logits [N, num_classes]. `any_length`: whether clips may have another number
+    of frames than `num_frames`.
     """
 
     input_layout = "BCTHW"

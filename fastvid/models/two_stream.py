@@ -35,10 +35,10 @@ FLOW_STACK = 10
 """Flow fields per frame, from Simonyan and Zisserman 2014, section 3.1; TSN uses 5."""
 
 FLOW_SCALE = 1 / (2 * 20 * 0.226)
-"""Factor from pixels per frame to the net's input. The TSN code maps flow of -20 to 20 pixels to 0 to 1, subtracts the
-middle and divides by 0.226, the mean of ImageNet's standard deviations: the input range of layers trained on RGB."""
+"""Factor from pixels per frame to the net's input. The TSN code maps flow of -20 to 20 pixels to 0 to 1, subtracts 0.5
+and divides by 0.226, the mean of ImageNet's standard deviations: the input range of layers trained on RGB."""
 
-# The joint head's hidden layer has the features of both nets divided by this.
+# Width of the joint head's hidden layer: number of features of both nets, divided by this.
 _HIDDEN_DIVISOR = 4
 
 
@@ -107,7 +107,7 @@ class TwoStream(nn.Module):
 def fuse_scores(logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """Return the logarithm of the weighted mean of the nets' probabilities (late fusion).
 
-    `logits`: [B, num_classes] of each net. Returns [B, num_classes]; its softmax is the weighted mean.
+    `logits`: [B, num_classes] of each net. Returns [B, num_classes], whose softmax is the weighted mean.
     """
     total = sum(weights)
     scores = [functional.log_softmax(one, 1) + math.log(w / total) for one, w in zip(logits, weights, strict=True)]

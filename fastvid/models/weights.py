@@ -1,8 +1,9 @@
 """Load checkpoints of several code bases into a model, and report which tensors matched.
 
-Supported are torchvision's ImageNet files, the TSM files of mit-han-lab, mmaction2's files and our own. Their keys are
-translated to torchvision's; ours add the prefix ``backbone.``. 2D kernels are inflated for 3D models. Nothing in a file
-is executed: it is read with ``torch.load(weights_only=True)``, which also reads safetensors files.
+Supported are torchvision's ImageNet files, the TSM files of mit-han-lab, mmaction2's files and fastvid's own. Their
+keys are translated to torchvision's names; fastvid's models have these names after the prefix ``backbone.``. 2D kernels
+are inflated for 3D models. Nothing in a file is executed: it is read with ``torch.load(weights_only=True)``, which also
+reads safetensors files.
 
 Sources of the rules: mit-han-lab/temporal-shift-module (``ops/temporal_shift.py`` at 4759ad8, ``ops/models.py`` at
 51328c0) and open-mmlab/mmaction2 (``mmaction/models/backbones/resnet_tsm.py`` at 03ff3fc, ``resnet3d.py`` at 01436f0).
@@ -28,7 +29,7 @@ from fastvid.models.i3d import inflated_weight
 
 Origin = Literal["fastvid", "torchvision", "mit", "mmaction2"]
 
-# Prefixes of DistributedDataParallel and DataParallel, and of torch.compile.
+# Prefixes that DistributedDataParallel and DataParallel ("module."), and torch.compile, add to the keys.
 _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
 
 _MIT_RULES = (
@@ -52,8 +53,8 @@ _MMACTION2_RULES = (
 def plain_names(keys: Iterable[str], head: str) -> tuple[Origin, dict[str, str]]:
     """Translate the keys of one checkpoint.
 
-    Returns the checkpoint's code base, and the torchvision-style name of every key. A key that matches no rule
-    keeps its name and is later reported as unexpected.
+    `head`: name of the model's last layer. Returns the code base that wrote the checkpoint, and the torchvision-style
+    name of every key. A key that matches no rule keeps its name and is later reported as unexpected.
     """
     bare = {key: _WRAPPERS.sub("", key) for key in keys}
     origin = _origin(bare.values())
@@ -93,14 +94,15 @@ _NAMES_SHOWN = 6
 class LoadReport:
     """Result of `load_weights`."""
 
-    origin: Origin
-    matched: tuple[str, ...]
-    inflated: tuple[str, ...]
-    crossed: tuple[str, ...]
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
+    origin: Origin  # code base that wrote the checkpoint
+    matched: tuple[str, ...]  # names of the tensors that were loaded
+    inflated: tuple[str, ...]  # names of loaded tensors that were inflated from 2D to 3D
+    crossed: tuple[str, ...]  # names of loaded tensors that were adapted from RGB, see `cross_modality_weight`
+    missing: tuple[str, ...]  # only in the model
+    unexpected: tuple[str, ...]  # only in the checkpoint
+    # not loaded because shapes differ: name, shape in the checkpoint, shape in the model
     mismatched: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
-    skipped: tuple[str, ...]
+    skipped: tuple[str, ...]  # the last layer, if it was not to be loaded
 
     @property
     def complete(self) -> bool:
@@ -134,7 +136,7 @@ def load_weights(
     Args:
         model: A model of the zoo, or any other with torchvision's names.
         source: A file written by ``torch.save``, or a state dict.
-        head: Whether to load the last layer; False is for a checkpoint of another dataset with as many classes.
+        head: Whether to load the last layer; set False for a checkpoint of other classes that happen to be as many.
 
     Returns:
         The tensors that were loaded and those that were not. If the number of classes differs, the last layer is
@@ -196,9 +198,10 @@ def load_weights(
 
 
 def load_tensors(file: str | io.BytesIO) -> Any:
-    """Read what ``torch.save`` wrote to the CPU, without executing anything in the file.
+    """Load a file of ``torch.save`` to the CPU, without executing anything in the file.
 
-    Compressed parts, which it never writes and whose few bytes may take all memory, are a ValueError.
+    Raises ValueError if the file has compressed parts: ``torch.save`` writes none, and a small one may expand to fill
+    the memory.
     """
     try:
         is_compressed = zipfile.is_zipfile(file) and _is_compressed(file)
@@ -209,7 +212,7 @@ def load_tensors(file: str | io.BytesIO) -> Any:
     if isinstance(file, io.BytesIO):
         file.seek(0)
     with warnings.catch_warnings():
-        # What torch does not support is an error; a newer protocol alone is none.
+        # A newer pickle protocol alone is no reason to warn: torch raises for content that it does not support.
         warnings.filterwarnings("ignore", "Detected pickle protocol")
         return torch.load(file, map_location="cpu", weights_only=True)
 
@@ -220,12 +223,12 @@ def _is_compressed(file: str | io.BytesIO) -> bool:
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Read the state dict of a ``torch.save`` file to the CPU, without executing anything in the file.
+    """Load the state dict of a ``torch.save`` file to the CPU, without executing anything in the file.
 
     Raises:
         StorageError: If the file cannot be read.
-        FormatError: If it is not such a file, contains pickled objects other than tensors, has no state dict, or
-            contains itself.
+        FormatError: If it is not a file of ``torch.save``, contains pickled objects other than tensors, has no state
+            dict, or is a dictionary that contains itself.
     """
     file = os.fspath(path)
     try:
@@ -242,7 +245,7 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     except (RuntimeError, EOFError, ValueError, KeyError) as error:
         raise FormatError(f"not a readable torch checkpoint: {error}", file=file) from error
     except Exception as error:
-        # torch imports the library for these files only when it reads one, and its error has no base class of ours.
+        # Compared by name, because torch imports the safetensors library only when it reads such a file.
         if type(error).__name__ != "SafetensorError":
             raise
         raise FormatError(
@@ -268,10 +271,10 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def cross_modality_weight(weight: Tensor, channels: int) -> Tensor:
-    """Adapt an RGB net's first kernel to another modality: its mean over RGB for every channel.
+    """Adapt an RGB net's first kernel to another modality, such as flow: every channel gets its mean over R, G and B.
 
-    As in Wang et al. 2016 ("Temporal Segment Networks", section 3.1) it is not scaled down: if all input channels are
-    equal, its response is channels / 3 times that to grey RGB, which batch norm compensates.
+    As in Wang et al. 2016 ("Temporal Segment Networks", section 3.1), the kernel is not scaled down: if all input
+    channels are equal, the response is channels / 3 times the response to grey RGB, which batch norm compensates.
 
     `weight`: [out, 3, h, w]. Returns [out, channels, h, w].
     """

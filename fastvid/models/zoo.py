@@ -1,12 +1,12 @@
-"""All models by name: ``build("tsm-r50", num_classes=400, num_frames=8)``; and what a model costs.
+"""All models by name: ``build("tsm-r50", num_classes=400, num_frames=8)``; and the size and cost of a model.
 
 A model of the zoo maps clips [B, C, T, H, W] to logits [B, num_classes] and has the attributes ``input_layout``
-("BCTHW"), ``num_frames`` and ``streams``, the sample's streams that it takes as arguments in this order: ("rgb",),
-("flow",) or both. Its state-dict keys are ``backbone.`` plus torchvision's names of the 2D net; a two-stream model
+("BCTHW"), ``num_frames`` and ``streams``: the sample's streams that it takes as arguments, in this order: ("rgb",),
+("flow",) or both. Its state-dict keys are ``backbone.`` plus torchvision's names for the 2D net; a two-stream model
 prepends ``spatial.`` or ``temporal.``.
 
 `model_cost` counts parameters and multiply-adds exactly, by running a model on the meta device. Convolutions and linear
-layers count one multiply-add ("MAC") per use of a weight; attention counts those of its matrix products. Batch norm,
+layers count one multiply-add ("MAC") per use of a weight; attention counts the MACs of its matrix products. Batch norm,
 ReLU, pooling and the temporal shift count zero. Published numbers of the same net differ because other counters include
 some of these. For TSM-R50 at 8x224x224 and 400 classes:
 
@@ -48,7 +48,7 @@ _CLIP_NDIM = 5
 
 _BOTTLENECK_DEPTHS = (50, 101)
 
-# Each takes options of its own and, as `**options`, those that it passes on.
+# Each function has its own options as keyword arguments, and `**options` that it passes to `ResNet`.
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     **{f"tsn-r{depth}": partial(tsn.tsn, depth) for depth in DEPTHS},
     **{f"tsm-r{depth}": partial(tsn.tsm, depth) for depth in DEPTHS},
@@ -83,12 +83,12 @@ def build(
     """Build a model with random weights.
 
     Args:
-        name: One of `names`, or ``module:callable``: it is called with the options, and with those of ``num_classes``
-            and ``num_frames`` that it accepts, as keywords, and must return an `nn.Module`, to which ``input_layout``
-            and ``num_frames`` are added if missing. With an ``input_layout`` of "BTCHW" its forward receives clips
-            [B, T, C, H, W]; whoever calls the module still passes [B, C, T, H, W]. Instead of a name, the callable
-            itself, or a module, which is used as it is.
-        num_classes: Number of classes; None if unknown, which models of the zoo refuse.
+        name: One of `names`, or ``module:callable``, or the callable itself: it is called with the options, and with
+            ``num_classes`` and ``num_frames`` if it accepts them, as keywords, and must return an `nn.Module`. Or a
+            module, which is used as it is. The attributes ``input_layout`` and ``num_frames`` are added to a module
+            that lacks them. If its ``input_layout`` is "BTCHW", its forward receives clips [B, T, C, H, W], although
+            callers pass [B, C, T, H, W].
+        num_classes: Number of classes; None if unknown, which is an error for models of the zoo.
         num_frames: Frames per clip.
         **model_options: Options of the model; `options` lists them for a model of the zoo.
 
@@ -143,13 +143,13 @@ def _build_foreign(
 
 
 def _adopted(model: nn.Module, name: str, num_frames: int | None) -> nn.Module:
-    """Add what fastvid asks of a foreign model."""
+    """Return a model that is not of the zoo, after adding the attributes and the layout hook that fastvid needs."""
     for attribute, value in (("input_layout", INPUT_LAYOUT), ("num_frames", num_frames)):
         if not hasattr(model, attribute):
             setattr(model, attribute, value)
     layout = model.input_layout
     if layout == _FRAMES_FIRST:
-        # A model that is trained twice has the hook already.
+        # The same module object may be passed again, for a second training, and then has the hook already.
         if _frames_first not in model._forward_pre_hooks.values():
             model.register_forward_pre_hook(_frames_first)
     elif layout != INPUT_LAYOUT:
@@ -160,7 +160,7 @@ def _adopted(model: nn.Module, name: str, num_frames: int | None) -> nn.Module:
 
 
 def _frames_first(_model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return clips [B, C, T, H, W], one tensor per stream, as [B, T, C, H, W]; other arguments as they are."""
+    """Transpose each clip [B, C, T, H, W] among a model's arguments to [B, T, C, H, W]; return all arguments."""
     return tuple(
         value.transpose(1, 2) if isinstance(value, Tensor) and value.ndim == _CLIP_NDIM else value for value in inputs
     )
@@ -172,12 +172,12 @@ class ModelCost:
 
     input_shape: tuple[int, ...]  # shape of the whole batch, [B, C, T, H, W] for the models of the zoo
     parameters: int
-    trainable: int
-    macs: int
+    trainable: int  # number of trainable parameters
+    macs: int  # multiply-adds of one forward
 
     @property
     def training_flops(self) -> int:
-        """Floating-point operations per training step: 2 per multiply-add; backward costs 2 forwards."""
+        """Floating-point operations of one training step: 2 per multiply-add, and backward costs 2 forwards."""
         return 6 * self.macs
 
     def __str__(self) -> str:
@@ -186,9 +186,9 @@ class ModelCost:
 
 
 def model_cost(model: nn.Module, input_shape: Sequence[int]) -> ModelCost:
-    """Count parameters and multiply-adds.
+    """Count parameters, and the multiply-adds of one forward on an input of this shape.
 
-    Returns the counts.
+    `model`: takes one tensor; it is not changed.
     """
     parameters = list(model.parameters())
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -197,7 +197,7 @@ def model_cost(model: nn.Module, input_shape: Sequence[int]) -> ModelCost:
     video = torch.empty(tuple(input_shape), device="meta", dtype=dtype)
     modes = [(module, module.training) for module in model.modules()]
     try:
-        # In training mode batch norm rejects a single value per channel, which a small frame may leave at the end.
+        # Evaluation mode: in training, batch norm raises if a small frame leaves one value per channel at the end.
         model.eval()
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             functional_call(model, on_meta, (video,))

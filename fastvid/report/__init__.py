@@ -1,4 +1,5 @@
 """HTML reports of commands: each is one self-contained file with its charts and pictures.
 
-`markup` escapes text and builds cards and tables, `charts` draws numbers, `page` assembles the file from sections.
+`page` escapes text, builds cards and tables and assembles the file from sections; `charts` draws numbers; `results`
+shows evaluations and predictions.
 """

@@ -1,4 +1,4 @@
-"""Charts as inline SVG and HTML, scaled to any width; colours come from the style sheet, numbers stay text.
+"""Charts as inline SVG and HTML that scale to any width. Colours come from the style sheet; numbers are text.
 
 Positions in a chart are percentages of its width and height, so that text and marks keep their size on any screen.
 """
@@ -19,9 +19,9 @@ COLOURS: Final = 8
 """Number of colours in the style sheet: classes ``c0`` to ``c7``."""
 
 _MARKED: Final = 15  # draw a mark at each point only if a line has at most this many points
-_DRAWN: Final = 1000  # maximum points drawn of a line
-_LISTED: Final = 50  # maximum rows of numbers below a chart
-_LETTER: Final = 6.7  # width of a letter of an axis in pixels
+_DRAWN: Final = 1000  # maximum number of points drawn of a line
+_LISTED: Final = 50  # maximum rows in the table of numbers below a chart
+_LETTER: Final = 6.7  # width in pixels of a letter of an axis label
 
 Point = tuple[float, float]
 _height = operator.itemgetter(1)
@@ -29,18 +29,18 @@ _height = operator.itemgetter(1)
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """An axis from `low` to `high`."""
+    """An axis from `low` to `high`; `whole`: whether its ticks are whole numbers."""
 
     low: float
     high: float
     whole: bool = False
 
     def at(self, value: float) -> float:
-        """Return the position of a value in percent."""
+        """Return the position of a value in percent of the axis, from `low`."""
         return 100 * (value - self.low) / (self.high - self.low)
 
     def ticks(self, most: int) -> list[float]:
-        """Return round numbers on the axis, at most about `most`."""
+        """Return the values of the ticks: about `most` round numbers, or fewer."""
         span = self.high - self.low
         step = 10.0 ** math.floor(math.log10(span / most))
         step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= most)
@@ -58,9 +58,10 @@ def lines(
     limits: Point | None = None,
     whole_x: bool = False,
 ) -> str:
-    """Draw curves, with a collapsed table of their numbers below.
+    """Return a chart of curves as HTML, with a collapsed table of their numbers below.
 
-    `limits`: limits of y; by default from 0.
+    `across`: label of the x axis. `limits`: lowest and highest y; by default the axis covers 0 and all values.
+    `whole_x`: whether ticks of the x axis are whole numbers.
     """
     drawn = {name: [at for at in points if all(map(math.isfinite, at))] for name, points in series.items()}
     places = [point for points in drawn.values() for point in points] or [(1.0, 1.0)]
@@ -97,7 +98,11 @@ def bars(
     spread: Mapping[str, Point] | None = None,
     quiet: Collection[str] = (),
 ) -> str:
-    """Draw horizontal bars with their values."""
+    """Return horizontal bars with their values as HTML.
+
+    `label`: formats a value; by default `number` with the unit. `spread`: (low, high) of bars that get a range mark.
+    `quiet`: names of bars that are drawn in a weaker colour.
+    """
     label = label or (lambda value: f"{number(value)} {unit}".rstrip())
     spread = spread or {}
     most = max(
@@ -138,7 +143,7 @@ def _precise(value: float) -> str:
 
 
 def _axis(values: Sequence[float], *, whole: bool = False, room: float) -> _Axis:
-    """Return an axis that covers the values and 0."""
+    """Return an axis that covers 0 and the values; `room`: factor by which its ends are moved away from 0."""
     low, high = min(0.0, *values), max(0.0, *values)
     return _Axis(low * room, high * room if high > low else low + 1, whole)
 
@@ -165,14 +170,14 @@ def _frame(
 
 
 def _thinned(points: Sequence[Point]) -> list[Point]:
-    """Return at most about `_DRAWN` points: the lowest and highest of each interval, in order."""
+    """Return about `_DRAWN` points or fewer: the lowest and the highest point of each interval, in order of x."""
     stretch = math.ceil(2 * len(points) / _DRAWN) or 1
     parts = [points[start : start + stretch] for start in range(0, len(points), stretch)]
     return [one for part in parts for one in sorted({min(part, key=_height), max(part, key=_height)})]
 
 
 def _listed(series: Mapping[str, Sequence[Point]]) -> list[tuple[float, list[float | None]]]:
-    """Return each x with the value of each series, None if it has none there."""
+    """Return every x of any series, ascending, with the value of each series at this x, None if it has none."""
     values = [dict(points) for points in series.values()]
     return [(x, [one.get(x) for one in values]) for x in sorted({x for one in values for x in one})]
 

@@ -1,10 +1,10 @@
 """HTML files and fragments of escaped text, cards, tables, numbers and pictures.
 
-All data from outside fastvid goes through `text`. A page's policy forbids the network and every script except the one
-whose hash it contains, so that a hostile name could do nothing even if it were not escaped.
+All data from outside fastvid is escaped by `text`. A page's Content-Security-Policy forbids network access and every
+script except the one whose hash it contains, so a hostile file name could do nothing even if it were not escaped.
 
-A notebook shows fragments. Its theme is not that of the browser, so text and lines inherit its colour and nothing has a
-background.
+A fragment is HTML for display in a notebook. A notebook's theme may differ from the browser's, so text and lines
+inherit their colour from it and nothing has a background.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 import fastvid
 
-_REPLACED: Final = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+_REPLACED: Final = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # Unicode categories of characters to escape
 _NUMBER: Final = re.compile(r"[<>~+-]?\d[\d,.]*(?:[eE][+-]?\d+)?(?:[%x]|\s.*)?")
 _RIGHT: Final = ("", ' class="num"')
 GAP: Final = 3
@@ -53,7 +53,7 @@ def text(value: object) -> str:
 
 
 def card(title: str, body: str, note: str = "", aside: str = "") -> str:
-    """Return a panel. `body` is markup; the title, the note below it and `aside` on the right are text."""
+    """Return a panel as HTML. `body` is markup; title, `note` (below the title) and `aside` (on the right) are text."""
     beside = f"<span>{text(aside)}</span>" if aside else ""
     head = f'<div class="head"><h3>{text(title)}</h3>{beside}</div>' if title else ""
     below = f"<p>{text(note)}</p>" if note else ""
@@ -66,7 +66,7 @@ def grid(*cards: str) -> str:
 
 
 def figures(numbers: Iterable[tuple[str, str, str]]) -> str:
-    """Return large numbers in a row, each as (label, value with unit, remark), all text."""
+    """Return a row of large numbers, each given as (label, value with unit, remark), all text."""
     listed = "".join(
         f'<div class="kpi"><div class="label">{text(label)}</div><div class="value">{_small_unit(value)}</div>'
         f'<div class="sub">{text(remark)}</div></div>'
@@ -76,7 +76,7 @@ def figures(numbers: Iterable[tuple[str, str, str]]) -> str:
 
 
 def _small_unit(value: str) -> str:
-    """Return a value with its units in a smaller font."""
+    """Return a value such as "12 clips/s" as HTML with its units in a smaller font."""
     if value[:1] not in "<>-0123456789":
         return text(value)
     parts = [text(part) if part[:1] in "<>-0123456789" else f"<small>{text(part)}</small>" for part in value.split(" ")]
@@ -90,7 +90,7 @@ def definitions(rows: Mapping[str, object]) -> str:
 
 
 def row(cells: Sequence[str], numeric: Sequence[bool]) -> Markup:
-    """Return a row of a table from text or `Markup` cells."""
+    """Return a row of a table from cells of text or `Markup`; `numeric`: which columns contain numbers."""
     listed = "".join(
         f"<td{_RIGHT[number]}>{cell if isinstance(cell, Markup) else text(cell)}</td>"
         for cell, number in zip(cells, numeric, strict=True)
@@ -108,7 +108,8 @@ def table(
     """Return a table that scrolls horizontally if it is wider than the screen.
 
     `heads`: column heads as text; if all are empty, there is no head row. `rows`: cells as text or `Markup`, or
-    whole rows made by `row`.
+    whole rows from `row`. `numeric`: which columns contain numbers; None guesses it from the cells. `attributes`:
+    further attributes of the table element, as markup.
     """
     if numeric is None:
         columns = [[cells[n] for cells in rows if cells[n] not in ("", "-")] for n in range(len(heads))]
@@ -175,7 +176,11 @@ def document(
     style: str = "",
     script: str = "",
 ) -> str:
-    """Return the whole file."""
+    """Return a whole HTML file.
+
+    `command`: the fastvid command that wrote it. `lead`: first paragraph. `chips`: settings to show by name. `top` and
+    `end`: markup before the sections and at the end. `style` and `script`: added to those of all pages.
+    """
     script = asset("fastvid.report", "page.js") + script
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     policy = (
@@ -217,7 +222,7 @@ _LONGEST: Final = 300  # characters of a title or value
 
 
 def fragment(title: str, facts: Mapping[str, object], body: str = "", note: str = "") -> str:
-    """Return the HTML of one object. `body` is markup; the rest is text, cut after 300 characters."""
+    """Return the HTML of an object in a notebook. `body` is markup; the rest is text, cut after 300 characters."""
     listed = " ".join(f"<span><i>{text(_cut(k))}</i> {text(_cut(v))}</span>" for k, v in facts.items())
     below = f'<div class="note">{text(_cut(note))}</div>' if note else ""
     return (
@@ -248,7 +253,7 @@ def player(data_uri: str) -> str:
 
 
 def page(body: str) -> str:
-    """Return a fragment as a page of its own, light or dark as the reader prefers, which may load nothing."""
+    """Return a whole HTML page with a fragment, in the reader's light or dark theme; the page may load no resources."""
     return Template(asset("fastvid.report", "fragment.html")).substitute(body=body)
 
 

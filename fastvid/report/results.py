@@ -1,6 +1,4 @@
-"""Pages of results: an evaluation with its scores, confusion matrix and classes, and predictions with the frames that
-the model saw.
-"""
+"""Pages of results: an evaluation with its scores, confusion matrix and classes; predictions with the frames used."""
 
 from __future__ import annotations
 
@@ -69,7 +67,8 @@ def _number(name: str, value: Any) -> str:
 
 
 def _matrix(report: Any) -> str:
-    """Return the confusion matrix: a table of counts, or for many classes a picture; stronger is a larger share."""
+    """Return the confusion matrix: a table of counts, or for many classes a picture. A stronger colour is a larger
+    fraction of the row (the true class)."""
     counts = np.asarray(report.confusion)
     shares = counts / np.maximum(1.0, counts.sum(1, keepdims=True))
     if len(counts) > _NAMED:
@@ -90,9 +89,9 @@ def _matrix(report: Any) -> str:
 
 
 def write(path: Path, predictions: Sequence[Any]) -> None:
-    """Write a .png of all strips below each other, or a .html page with the classes beside them.
+    """Write a .png of each video's frames as a strip, or a .html page of the strips with the predictions.
 
-    `predictions`: each a `fastvid.train.run.scoring.Prediction`.
+    `path`: ends in .png or .html. `predictions`: each a `fastvid.train.run.scoring.Prediction`.
     """
     strips = [html.film_strip(one.pictures) for one in predictions]
     try:

@@ -1,1 +1,1 @@
-"""Basics for every layer: cores, ranks, array types, argument checks, hashes, child processes, progress, units."""
+"""Basics for all packages: cores, ranks, array types, argument checks, hashes, child processes, progress, units."""

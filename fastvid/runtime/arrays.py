@@ -1,4 +1,4 @@
-"""Type names for NumPy arrays; docstrings state the shapes."""
+"""Type names for NumPy arrays by dtype; the docstrings of functions state the shapes."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 ``FASTVID_FAULT=rename:3`` kills this process with SIGKILL when it reaches the point "rename" for the third time;
 without a number, the first time. ``FASTVID_FAULT=source:3:EIO`` raises an OSError with that errno instead, and
-``source:/3:EIO`` every third time. ``ledger:2:WAIT`` stays at the point for ever, while other threads go on. If the
-variable is unset, a point costs one environment lookup.
+``source:/3:EIO`` every third time. ``ledger:2:WAIT`` blocks the thread at the point for ever, while other threads
+continue. If the variable is unset, a point costs one environment lookup.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names that users and packages give: of files, of objects as ``module:name``, of public imports, of options."""
+"""Work with names: of files, of objects as ``module:name``, of a package's public imports, of command-line options."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VIDEO_SUFFIXES: Final = frozenset(
 
 
 def is_video(name: str) -> bool:
-    """Return whether a file name ends like that of a video."""
+    """Return whether a file name has the suffix of a video."""
     return os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES
 
 
@@ -60,9 +60,10 @@ def decode_name(text: str) -> str:
 
 
 def import_name(setting: str, name: str) -> Any:
-    """Return the object that a setting names.
+    """Import and return the object that a setting names as ``module:name``.
 
-    Exceptions of the module's own code, such as a failing import in it, are not caught.
+    `setting`: its dotted key, for messages. Exceptions of the imported module's own code, such as a failing import in
+    it, are not caught.
     """
     module_name, colon, path = name.partition(":")
     if not (colon and module_name and path):
@@ -81,7 +82,11 @@ def import_name(setting: str, name: str) -> Any:
 
 
 def check_keywords(setting: str, name: str, make: Any, given: Iterable[str], *, always: Collection[str] = ()) -> None:
-    """Check that a callable accepts options as keyword arguments, and has no other required arguments."""
+    """Raise UsageError unless a callable accepts options as keyword arguments, and requires no further arguments.
+
+    `setting` and `name`: of the options and of the callable, for messages. `given`: names of the options. `always`:
+    names of the arguments that fastvid passes itself.
+    """
     parameters = _parameters(make)
     if parameters is None:
         return
@@ -101,7 +106,7 @@ def check_keywords(setting: str, name: str, make: Any, given: Iterable[str], *, 
 
 
 def accepted(make: Any, names: Iterable[str]) -> set[str]:
-    """Return those of the names that a callable accepts as keyword arguments."""
+    """Return the subset of `names` that a callable accepts as keyword arguments; all if that cannot be found out."""
     parameters = _parameters(make)
     if parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters):
         return set(names)
@@ -109,12 +114,12 @@ def accepted(make: Any, names: Iterable[str]) -> set[str]:
 
 
 def first_argument(make: Any) -> list[str]:
-    """Return the name of a callable's first positional argument; empty if it has none or none can be read."""
+    """Return a list with the name of a callable's first positional argument; empty without one, or if unknown."""
     return [p.name for p in _parameters(make) or () if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:1]
 
 
 def _parameters(make: Any) -> list[inspect.Parameter] | None:
-    """Return the parameters of a callable; None if they cannot be read, as of some that are written in C."""
+    """Return the parameters of a callable; None if they are unknown, as for some functions written in C."""
     try:
         return list(inspect.signature(make).parameters.values())
     except (TypeError, ValueError):
@@ -125,7 +130,7 @@ def _module(setting: str, name: str, module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # Translate only a missing named module: a missing import inside it has its own clear error.
+        # Only if the module named by the user is missing: a missing import inside it has its own clear error.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         near = meant(module_name, [module.name for module in pkgutil.iter_modules()])
@@ -136,15 +141,16 @@ def _module(setting: str, name: str, module_name: str) -> ModuleType:
 
 
 def meant(name: str, known: Iterable[str]) -> str | None:
-    """Return a question for the known name that is most like an unknown one."""
+    """Return "did you mean X?" with the known name that is most similar to `name`; None if none is similar."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]}?" if near else None
 
 
 def listed_names(spec: ModuleSpec) -> dict[str, str]:
-    """Return the public names of a package by the lines ``from module import name as name`` of its source.
+    """Return the public names of a package, each with its module, or ``module:name`` if the name differs there.
 
-    They stand below ``if TYPE_CHECKING:`` for type checkers, and are listed nowhere else.
+    They are read from the lines ``from module import name as name`` below ``if TYPE_CHECKING:`` in the package's
+    source, so that this list, which type checkers need, is the only one.
     """
     source = cast("InspectLoader", spec.loader).get_source(spec.name) or ""
     found = {public: (module, name) for module, name, public in _LISTED.findall(source)}
@@ -152,7 +158,10 @@ def listed_names(spec: ModuleSpec) -> dict[str, str]:
 
 
 def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a package's ``__getattr__``, which imports a name from its module and caches it."""
+    """Return a ``__getattr__`` for a package, which imports a public name on first use and caches it.
+
+    `homes`: from `listed_names`.
+    """
 
     def get(name: str) -> Any:
         if name not in homes:
@@ -169,9 +178,9 @@ def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line with options anywhere among its arguments; a wrong one exits the process with code 2.
+    """Parse a command line, whose options may be anywhere among the arguments; on an error, exit with code 2.
 
-    Words after ``--`` are arguments, not options. With ``--``, options may not be mixed with arguments.
+    Words after ``--`` are arguments, not options. In a command line with ``--``, options may not be between arguments.
     """
     if parser.usage is None:
         # parse_intermixed_args stores the usage unescaped, and --help would fail at a "%" in it.

@@ -14,10 +14,10 @@ _COMPARED: Final = 5_000  # names compared letter by letter: a hint may take a t
 
 
 def near_names(names: pa.ChunkedArray, name: str) -> list[str]:
-    """Return up to three names that a user may have meant, the likeliest first.
+    """Return up to three names that a user may have meant by `name`, the likeliest first.
 
-    Names that contain the last part of `name`, as when a folder is missing or a file suffix is too much; otherwise
-    those that start like it and differ little.
+    These are names that contain the last component of `name` without its suffix, as when a folder was forgotten or a
+    suffix added; if there is none, names that start like it and differ in few letters.
     """
     stem = PurePosixPath(name).stem
     inside = names.filter(pc.match_substring(names, stem, ignore_case=True)) if len(stem) > 2 else names[:0]

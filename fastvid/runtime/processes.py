@@ -1,10 +1,10 @@
-"""What concerns processes: their environment and end, cores, locks, messages, and their rank in a world.
+"""Processes: their environment and exit status, cores, file locks, messages, and ranks.
 
-A file that exists for its lock disappears with its last holder. A lock belongs to the inode, so a file that was removed
-while it was waited for is created and locked again.
+Lock files: the last process that has a lock removes its file. A lock belongs to the inode, so a process that waited for
+the lock of a removed file creates the file and locks it again.
 
-Whether the process that wrote a file is dead is judged only where it is certain, in the same PID namespace: containers
-may share a host name and a disk but not their process ids.
+Dead processes: whether the process that wrote a file is dead is known only within one PID namespace, because containers
+may share a host name and a disk but not their process IDs.
 
 Messages are plain data, a JSON header and binary blobs with lengths and a checksum. A child process reads untrusted
 files, so its messages are parsed and checked, and never unpickled.
@@ -31,15 +31,15 @@ from fastvid.errors import FormatError, UsageError
 from fastvid.runtime.values import sha256
 
 SAFE_PATH: Final = {"PYTHONSAFEPATH": "1"}
-"""Environment of every Python process that fastvid starts, and of those that it starts in turn.
+"""Environment variable of every Python process that fastvid starts, inherited by that process's own children.
 
-Like ``python -P``: modules are not imported from the current folder, where a downloaded ``av.py`` may lie.
+Like ``python -P``: modules are not imported from the current folder, which may contain a downloaded ``av.py``.
 """
 
 
 @contextlib.contextmanager
 def safe_path() -> Iterator[None]:
-    """Give `SAFE_PATH` to children that `multiprocessing` starts inside the block: it has no argument for it."""
+    """Set `SAFE_PATH` for the children that `multiprocessing` starts in the block; it has no argument for variables."""
     before = {name: os.environ[name] for name in SAFE_PATH if name in os.environ}
     os.environ.update(SAFE_PATH)
     try:
@@ -64,7 +64,11 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_cores(ranks: int | None = None) -> int:
-    """Return the number of cores for this rank, at least 1: CPU affinity, limited by the container's quota."""
+    """Return the number of cores for each rank on this machine, at least 1.
+
+    It is the number of cores in the CPU affinity, or the container's quota if lower, divided by `ranks`, by default the
+    local ranks of torchrun.
+    """
     if ranks is None:
         local = os.environ.get("LOCAL_WORLD_SIZE", "")
         ranks = int(local) if local.isdigit() else 1
@@ -72,7 +76,7 @@ def available_cores(ranks: int | None = None) -> int:
 
 
 def _quota() -> float:
-    """Return the CPU quota in cores: the smallest from this process's cgroup (v2) up to the root; inf if unlimited."""
+    """Return the CPU quota in cores: the lowest of this process's cgroup (v2) and all its parents; inf without one."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -90,12 +94,11 @@ def _quota() -> float:
 
 
 def lock_file(path: Path, *, shared: bool = False, wait: bool = True) -> int:
-    """Create a file with its folder, if necessary, and lock it. The kernel releases the lock of a killed process.
+    """Lock a file, created with its folder if necessary. The kernel releases the lock of a killed process.
 
-    Over NFS only a file that is open for writing can be locked.
-
-    Returns its descriptor; closing it releases the lock. Whoever holds an exclusive lock may remove the file
-    before.
+    The file is opened for writing, because NFS locks no others. Without `wait`, raises BlockingIOError if another
+    process has the lock. Returns the file descriptor; closing it releases the lock. A process with an exclusive lock
+    may remove the file before it closes the descriptor.
     """
     how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
     while True:
@@ -131,9 +134,9 @@ _DIGITS = 12
 
 @cache
 def namespace() -> str:
-    """Return an id, in hex, of this boot of this machine and of the PID namespace of this process.
+    """Return an ID, in hex, of this boot of this machine and of the PID namespace of this process.
 
-    No two namespaces that have a process at the same time share it. Where the kernel names neither, it is random.
+    No two namespaces that exist at the same time have the same ID. If the kernel does not tell, it is random.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -144,11 +147,14 @@ def namespace() -> str:
 
 
 def is_dead(space: object, pid: object) -> bool:
-    """Return whether a process has certainly ended; False for one of another namespace, or of another machine."""
+    """Return whether a process has certainly ended; False if it is of another PID namespace or machine.
+
+    `space`: what `namespace` returned in that process.
+    """
     if space != namespace() or not str(pid).isdecimal() or int(str(pid)) < 1:
         return False
     try:
-        # /proc may show another namespace than that of this process; signals go by its own.
+        # Not by /proc, which may show the PIDs of another namespace; os.kill uses this process's namespace.
         os.kill(int(str(pid)), 0)
     except ProcessLookupError:
         return True
@@ -164,7 +170,7 @@ _MAX_HEADER: Final = 64 << 20
 
 
 class Inbox:
-    """Assembles messages from the bytes received from a process."""
+    """Assembles messages from the bytes received from a process; `max_bytes`: maximum size of a message."""
 
     def __init__(self, max_bytes: int = 1 << 40) -> None:
         self._max_bytes, self._buffer = max_bytes, bytearray()
@@ -193,7 +199,7 @@ def pack(header: Mapping[str, Any], *blobs: bytes) -> bytes:
 
 
 def piece_size(start: bytes | memoryview) -> int:
-    """Return the size of a message, from its first HEADER_BYTES."""
+    """Return the size of a whole message in bytes, from its first `HEADER_BYTES` bytes."""
     text, blobs, _ = _FRAME.unpack_from(start)
     if text > _MAX_HEADER or blobs > 1 << 40:
         raise FormatError(f"a message claims a header of {text} bytes and {blobs} bytes of blobs")
@@ -220,7 +226,7 @@ def unpack(data: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One of `size` processes that share every global batch."""
+    """The number (rank) of this process among the `size` processes that share every global batch."""
 
     rank: int = 0
     size: int = 1

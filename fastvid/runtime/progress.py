@@ -1,4 +1,4 @@
-"""What a long job writes to stderr: log lines, one for each record whatever names are in it, and its progress."""
+"""What a long job writes to stderr: log lines, in which names cannot forge further lines, and its progress."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LineFormatter(logging.Formatter):
         safe = copy.copy(record)
         if isinstance(record.args, tuple):
             safe.args = tuple(visible(value) if isinstance(value, str) else value for value in record.args)
-        # The text of an argument that is an object, such as an exception, may have lines of its own.
+        # An argument that is an object, such as an exception, may have a text of several lines.
         safe.msg, safe.args = "\n".join(map(visible, safe.getMessage().split("\n"))), None
         return super().format(safe)
 
@@ -39,10 +39,10 @@ def log_to_stderr() -> None:
 
 _LOG = logging.getLogger(__name__)
 
-# The rate is measured over the last minutes, because sources near each other take similar times.
+# The rate is measured over the last minutes, because consecutive sources take similar times.
 _WINDOW_SECONDS: Final = 300.0
-_TERMINAL_SECONDS: Final = 0.5
-_LOG_SECONDS: Final = 15.0
+_TERMINAL_SECONDS: Final = 0.5  # between two reports on a terminal
+_LOG_SECONDS: Final = 15.0  # between two reports in a log
 
 
 class Progress:
@@ -58,7 +58,7 @@ class Progress:
         self._said = now
 
     def take(self, done: int, *, rejected: int) -> None:
-        """Count items finished in an earlier run, without effect on the rate."""
+        """Count items that were finished in an earlier run; they do not count in the rate."""
         self.done += done
         self.rejected += rejected
         self._marks = deque([(time.monotonic(), self.done)])
@@ -82,7 +82,7 @@ class Progress:
             sys.stderr.write("\n")
 
     def rate(self, now: float) -> float:
-        """Return the items finished per second in the last minutes."""
+        """Return the number of items finished per second in the last minutes; `now`: seconds of the clock."""
         since, before = self._marks[0]
         return (self.done - before) / (now - since) if now > since else 0.0
 

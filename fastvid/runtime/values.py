@@ -1,4 +1,4 @@
-"""Values as arguments and as text: checks with uniform messages, SHA-256, JSON that every reader accepts, numbers."""
+"""Check argument values with uniform messages; hash bytes; format values as JSON that every reader accepts, or text."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def as_type(value: object, kind: type[T], **options: Any) -> T:
 
 
 def check_choice(name: str, value: object, known: Collection[object]) -> None:
-    """Check that a value is one of those known."""
+    """Raise UsageError unless a value is one of those in `known`."""
     if value not in known:
         raise UsageError(f"{name} is {value!r}", hint=f"use one of {', '.join(map(str, known))}")
 
 
 def check_integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Return an integer of any type, such as numpy's, as an int after checking its range."""
+    """Return an integer of any type, such as numpy's, as an int; raise UsageError if it is not `least` to `most`."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -57,14 +57,14 @@ def check_integer(name: str, value: Any, least: int | None = None, most: int | N
 
 
 def check_least(least: float, /, **values: float | None) -> None:
-    """Check that numbers are at least `least` and not NaN; None passes."""
+    """Raise UsageError unless numbers, given by name, are at least `least` and not NaN; None is accepted."""
     for name, value in values.items():
         if value is not None and not (_is_number(value) and value >= least):
             raise UsageError(f"{name} is {value!r}, expected at least {least}")
 
 
 def check_seconds(**values: float) -> None:
-    """Check that numbers of seconds are positive and finite."""
+    """Raise UsageError unless numbers of seconds, given by name, are positive and finite."""
     for name, value in values.items():
         if not (_is_number(value) and 0 < value < math.inf):
             raise UsageError(f"{name} is {value!r}, expected a positive number of seconds")
@@ -107,7 +107,7 @@ def sha256_of_file(descriptor: int) -> str:
 
 
 def json_text(value: Any, *, indent: int | None = None, default: Callable[[Any], Any] | None = None) -> str:
-    """Return a value as JSON without the literals NaN and Infinity, which only Python reads."""
+    """Return a value as JSON, with null for NaN and infinity, whose literals are not valid JSON."""
     return json.dumps(_finite(value), indent=indent, default=default, allow_nan=False)
 
 
@@ -122,7 +122,7 @@ def _finite(value: Any) -> Any:
 
 
 def listing(found: Mapping[str, Any]) -> str:
-    """Format what JSON would show as two columns for people, names inside others too; lists are left out."""
+    """Format a JSON object as two columns, name and value; inner names are dotted, and lists are left out."""
     rows = list(_named(found))
     width = max((text_width(name) for name, _ in rows), default=0)
     return "\n".join(f"  {padded(name, width)}  {text}" for name, text in rows)

@@ -1,4 +1,4 @@
-"""Cache remote files, and the bytes of remote videos, in a node-local folder that all processes of the node share.
+"""Cache remote files and remote videos in a node-local folder that all processes of the node share.
 
 `NodeCache` keeps whole files:
 
@@ -8,14 +8,15 @@
 
 A file appears complete, by a rename. The kernel releases the locks of a killed process, and the next process deletes
 its temporary files. A stopped process keeps its locks; the others give up waiting and fetch without the cache. Eviction
-removes the least recently used files by deleting their names, and a damaged file is replaced by another, never changed:
-whoever has mapped a file keeps its content. `get` reads into memory all the same, for its files are small.
+deletes the least recently used files, and a damaged file is replaced by another, never changed: a process that has
+mapped a file keeps its content. `get` reads files into memory instead of mapping them, because they are small.
 
-`UnitCache` keeps a video in units of `UNIT` bytes, the last one shorter, counted from its own first byte: no unit
-contains bytes of two videos, so whichever node reads a video of a shard fetches nothing of its neighbours.
+`UnitCache` keeps a video in units of `UNIT` bytes, the last one shorter, counted from the video's first byte. No unit
+contains bytes of two videos, so a node that reads one video of a shard does not fetch bytes of the videos next to it.
 
     FOLDER/.used      bytes in use, as above
-    FOLDER/ab/ab12... one unit and the CRC-32 of its bytes; its name is a hash of the video, its version and the unit
+    FOLDER/ab/ab12... one unit and the CRC-32 of its bytes; its name is a hash of the video, its version and the unit's
+                      number
 
 A unit appears complete, by a rename, but is not flushed to the disk, so its checksum is verified with every read. Two
 processes that miss the same unit at the same time both fetch it: clips of one video are rarely read at once.
@@ -43,9 +44,9 @@ _LOCK: Final = ".lock"
 _USED: Final = ".used"
 
 POLL_SECONDS: Final = 0.02
-"""Time between two attempts to take a lock: little compared with fetching a file, 50 system calls a second."""
+"""Time between two attempts to take a lock: short compared with fetching a file, yet only 50 system calls a second."""
 
-_ABANDONED_SECONDS: Final = 3600.0
+_ABANDONED_SECONDS: Final = 3600.0  # a temporary file that was last written to before this was left by a dead process
 
 FREE_FRACTION: Final = 0.1
 """Fraction of the limit that an eviction frees, so that not every new file causes one."""
@@ -136,9 +137,9 @@ class NodeCache:
                 temporary.unlink(missing_ok=True)
 
     def reserve(self, size: int, *, written: int = 0) -> None:
-        """Count `size` bytes as used, evicting others first if they exceed the limit.
+        """Count `size` bytes as used, first evicting files if the total would exceed the limit.
 
-        `size`: the bytes.
+        `written`: how many of these bytes are in a temporary file already, which the scan of an eviction counts too.
         """
         with self._locked(self.folder / _USED) as book:
             book.seek(0)
@@ -196,14 +197,14 @@ class NodeCache:
 
 
 def _is_ours(facts: os.stat_result) -> bool:
-    """Return whether nobody else but the administrator can have written a file: checksums detect no forgery."""
+    """Return whether a file belongs to this user or to root: checksums do not detect a file that another planted."""
     return facts.st_uid in (0, os.geteuid())
 
 
 def _touch(path: Path) -> bool:
-    """Set a file's access time, by which eviction goes, to the time of this use; return whether it exists and is ours.
+    """Set a file's access time to now, because eviction goes by it; return whether the file exists and is ours.
 
-    Its modification time stays, by which readers know whether they have verified it.
+    The modification time is not changed: readers use it to tell whether they have verified the file.
     """
     try:
         facts = path.stat()
@@ -218,13 +219,13 @@ def _touch(path: Path) -> bool:
 
 
 def _read(path: Path, size: int) -> memoryview | None:
-    """Return the bytes of a file of this size, or None if there is none."""
+    """Return the bytes of a file, or None if there is no file of `size` bytes that is ours."""
     try:
         with path.open("rb") as file:
             facts = os.fstat(file.fileno())
             if facts.st_size != size or not _is_ours(facts):
                 return None
-            # Eviction goes by the modification time, so set it to the time of this use.
+            # Eviction goes by the access time, so set it to the time of this use.
             with contextlib.suppress(OSError):
                 os.utime(file.fileno())
             data = file.read()
@@ -234,10 +235,10 @@ def _read(path: Path, size: int) -> memoryview | None:
 
 
 UNIT: Final = 2**20
-"""Bytes of a unit: most clips of a few seconds are one; of an hour of video, a clip needs a few of thousands."""
+"""Bytes of a unit. Most videos of a few seconds fit into one; of an hour of video a clip needs few of the units."""
 
-_GRANT: Final = 64 * 2**20
-_CHECKSUM: Final = 4
+_GRANT: Final = 64 * 2**20  # bytes to reserve at once: the file .used is locked once per grant, not once per unit
+_CHECKSUM: Final = 4  # bytes of a CRC-32
 
 Ranges = Sequence[tuple[int, memoryview]]
 
@@ -256,10 +257,10 @@ class UnitCache:
         self._warned = False
 
     def read(self, video: str, size: int, ranges: Ranges, fetch: Callable[[Ranges], None]) -> None:
-        """Read ranges of a video, fetching the units that are not here.
+        """Read ranges of a video, fetching the units that are not in the cache.
 
-        `video`: identifies the bytes of the video: its file, version and place in it. `size`: bytes of the
-        video.
+        `video`: identifies the video's bytes: its file, the file's version and the video's offset in it. `size`: size
+        of the video in bytes. `fetch`: fills ranges from the store.
         """
         wanted = sorted({unit for offset, view in ranges for unit in _units(offset, len(view))})
         found = {unit: self._load(_name(video, unit), self._size(size, unit)) for unit in wanted}
@@ -274,7 +275,7 @@ class UnitCache:
                 view[first - offset : last - offset] = data[first - unit * UNIT : last - unit * UNIT]
 
     def forget(self, video: str, size: int) -> None:
-        """Delete what is here of a video."""
+        """Delete all units of a video, whose size is `size` bytes."""
         for unit in _units(0, size):
             with contextlib.suppress(OSError):
                 self._path(_name(video, unit)).unlink(missing_ok=True)
@@ -287,7 +288,7 @@ class UnitCache:
         found: dict[int, memoryview | None],
         fetch: Callable[[Ranges], None],
     ) -> None:
-        """Fetch units, neighbours in one request, and keep them."""
+        """Fetch the missing units, adjacent ones in one range, add them to `found` and write them to the cache."""
         runs: list[tuple[int, memoryview]] = []
         start = 0
         for place, unit in enumerate(missing):
@@ -315,7 +316,7 @@ class UnitCache:
                 if not _is_ours(os.fstat(file.fileno())):
                     return None
                 data = file.read(size + _CHECKSUM + 1)
-                # Eviction goes by the modification time, so set it to the time of this use.
+                # Eviction goes by the access time, so set it to the time of this use.
                 with contextlib.suppress(OSError):
                     os.utime(file.fileno())
         except OSError:

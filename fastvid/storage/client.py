@@ -1,6 +1,6 @@
 """Requests to object stores and web servers, with retries and versions, through obstore.
 
-obstore's errors are texts: the HTTP status, the cause and a hint are extracted from them.
+obstore's errors have no fields, only a text: the HTTP status, the cause and a hint are extracted from the text.
 
 Why obstore and not fsspec: a range request costs it less CPU than s3fs. obstore compares the response with the
 requested range, has conditional reads and puts, and aborts an upload whose block raises. fsspec supports more kinds of
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _DEBUG: Final = "\n\nDebug source"
 _NO_CREDENTIALS: Final = re.compile(r"169\.254\.169\.254|/latest/api/token|computeMetadata")
-"""Where a machine is asked for credentials, on AWS and Google Cloud, if the environment has none."""
+"""Metadata services of AWS and Google Cloud: obstore asks them for credentials if the environment has none."""
 
 _TRANSIENT_STATUS: Final = frozenset({408, 425, 429})
 """Status codes below 500 that mean "not now" (RFC 9110, RFC 8470, RFC 6585)."""
@@ -60,7 +60,7 @@ def http_status(error: Exception) -> int | None:
 
 
 def explain(error: Exception) -> Failure:
-    """Return what a failed request says."""
+    """Return why a request failed and whether to retry it; raise `error` if it is not an error of a request."""
     if not isinstance(error, BaseError | OSError | ValueError):
         raise error
     transient = isinstance(error, GenericError) and is_transient(error)
@@ -76,7 +76,7 @@ def is_transient(error: Exception) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """Return the cause of a failed request on one line, without addresses."""
+    """Return the cause of a failed request on one line, without the URL."""
     head, _, debug = str(error).partition(_DEBUG)
     response = re.search(r"status code: (\d{3} ?[A-Za-z -]*)", head)
     if response:
@@ -92,7 +92,7 @@ def reason(error: Exception) -> str:
     return detail[-1] if detail else head.rpartition(": ")[2].strip() or type(error).__name__
 
 
-_S3_KEYS: Final = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, of a temporary login, AWS_SESSION_TOKEN"
+_S3_KEYS: Final = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for a temporary login, AWS_SESSION_TOKEN"
 _REGION: Final = "set AWS_REGION: the bucket is in another region"
 _CAUSES: Final = {
     "redirect without LOCATION": _REGION,
@@ -104,7 +104,7 @@ _CAUSES: Final = {
     "SignatureDoesNotMatch": f"set {_S3_KEYS}: the second does not belong to the first",
     "RequestTimeTooSkewed": "set the clock of this machine",
 }
-"""What helps, by what the error of a store contains."""
+"""Hints, by a text that the store's error contains."""
 _CREDENTIALS: Final = {
     "s3": f"set {_S3_KEYS}, or AWS_SKIP_SIGNATURE=true for a public bucket",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a key file",
@@ -125,12 +125,12 @@ def hint(error: Exception, file: str) -> str | None:
     if http_status(error) in _DENIED:
         return f"{needed}; without permission to list, missing files are denied, too"
     if http_status(error) == HTTPStatus.BAD_REQUEST and scheme == "s3":
-        return f"set AWS_REGION to that of the bucket, and {_S3_KEYS}: stores answer so if one is wrong or has expired"
+        return f"set AWS_REGION to the bucket's region, and {_S3_KEYS}: one of them may be wrong or expired"
     return None
 
 
 def translated(error: Exception, file: str, tries: int = 1, seconds: float = 0.0) -> FastvidError:
-    """Return the error that describes a failed request."""
+    """Return the error to raise for a failed request, after `tries` attempts in `seconds`."""
     if isinstance(error, FileNotFoundError):
         what = "bucket" if "NoSuchBucket" in str(error) else "file"
         return StorageError(f"{what} does not exist", file=file)
@@ -155,7 +155,7 @@ Store = S3Store | GCSStore | HTTPStore
 
 
 def open_store(url: str, client: ClientConfig, retry: RetryConfig, query: str) -> Store:
-    """Open the store of a folder."""
+    """Open a store at a folder's URL; `query` is added to the URL of every file of a web server."""
     parts = urlsplit(url)
     if "@" in parts.netloc or parts.query or parts.fragment:
         # URLs appear in messages and logs, so they must not contain secrets.
@@ -210,7 +210,7 @@ class StoreClient:
         self._reader = open_store(
             self.url,
             {
-                "allow_http": True,  # only where the user gave an http:// address
+                "allow_http": True,  # has an effect only if the user gave an http:// address
                 "connect_timeout": timedelta(seconds=options.connect_seconds),
                 "read_timeout": timedelta(seconds=options.stall_seconds),
                 "timeout": timedelta(seconds=RANGE_SECONDS),
@@ -294,7 +294,7 @@ class StoreClient:
         return self._call(folder, call)
 
     def stream(self, name: str, take: Callable[[Version, Iterator[bytes]], None]) -> None:
-        """Pass all of `name` to `take`, for servers without ranges; a retry starts from byte 0."""
+        """Pass version and bytes of `name` to `take`, for servers without ranges; a retry calls `take` again."""
 
         def call() -> None:
             result = obstore.get(self._writer, name)  # the writer's time limits suit large bodies
@@ -315,7 +315,7 @@ class StoreClient:
             # Ceph 16 rejects a correct tag in quotes but accepts it without them (observed), so try both.
             tags = dict.fromkeys((version.tag, version.tag.strip('"')))
             modes = [{"e_tag": tag} | ({"version": version.number} if version.number else {}) for tag in tags]
-        # A put retried after a lost response finds its own file; the mark distinguishes it from another writer's.
+        # If the response of a put is lost, its retry finds the file already there; the mark tells whose file it is.
         mark = uuid.uuid4().hex
         for mode in modes:
             if self._call(name, partial(self._put_once, name, data, mode, mark)):
@@ -365,7 +365,7 @@ class StoreClient:
         return True
 
     def _look(self, name: str) -> tuple[object, Version | None]:
-        """Return the mark of the put that wrote the file and the file's version; (None, None) without a file."""
+        """Return the mark of the put that wrote `name`, and the file's version; (None, None) without a file."""
 
         def call() -> tuple[object, Version]:
             result = obstore.get(self._reader, name)
@@ -390,9 +390,9 @@ class StoreClient:
 
 
 def first_bytes(client: StoreClient, name: str, most: int) -> tuple[Version, memoryview] | None:
-    """Return the current version of `name` and up to `most` of its first bytes, by one request if the server can.
+    """Return the current version of `name` and up to `most` of its first bytes, if possible by one request.
 
-    Returns none if the file does not exist; no bytes from a server without ranges.
+    Returns None if the file does not exist. A server without byte ranges gives no bytes.
     """
     try:
         data, version = client.get_range(name, 0, most, None)
@@ -435,7 +435,7 @@ class _Upload(io.RawIOBase):
         return self._at
 
     def write(self, data: Any) -> int:
-        # obstore keeps a reference to the data, so copy a buffer that its owner may change.
+        # obstore keeps a reference to the data, and the caller may change its buffer, so copy the buffer.
         data = data if isinstance(data, bytes) else bytes(data)
         self._at += self._write(data)
         return len(data)

@@ -3,8 +3,9 @@
     hf://datasets/OWNER/NAME/folder
     hf://datasets/OWNER/NAME@REVISION/folder
 
-A revision is resolved to its commit once, so files do not change under a reader. Where the bytes of a file are is asked
-once; ranges are then read from there. The Hub limits the requests of a user over minutes and says how long to wait.
+A revision is resolved to its commit once, so that files do not change while they are read. The Hub is asked once for
+the download address of a file, and ranges are then read from there. It limits a user's requests over minutes and says
+how long to wait.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _utils: Any = import_module("huggingface_hub.utils")  # whose functions are publ
 
 
 def repository_root(url: str) -> str:
-    """Return the part of a URL ``hf://`` that names the repository and its revision."""
+    """Return the start of an ``hf://`` URL: up to the repository's name and revision, without the folder."""
     parts = url.removeprefix(SCHEME).split("/")
     if len(parts) < 3 or parts[0] not in _KINDS or not all(parts[:3]):
         raise UsageError("URL names no repository", file=url, hint="write it like hf://datasets/OWNER/NAME/folder")
@@ -121,7 +122,7 @@ class HubClient:
             raise
 
     def stream(self, name: str, take: Callable[[Version, Iterator[bytes]], None]) -> None:
-        """Pass all of `name` to `take`."""
+        """Pass the version and the bytes of `name` to `take`."""
         version = self._place(name)[1]
         starts = range(0, version.size, _PIECE_BYTES)
         take(version, (bytes(self._read(name, at, min(_PIECE_BYTES, version.size - at))) for at in starts))
@@ -135,7 +136,7 @@ class HubClient:
             return self._commit
 
     def _place(self, name: str) -> tuple[str, Version]:
-        """Return where the bytes of a file are, and its version."""
+        """Return the download address of a file, and its version."""
         known = self._places.get(name)
         if known is not None:
             return known
@@ -164,7 +165,7 @@ class HubClient:
                 location, headers=headers, timeout=_RANGE_SECONDS, follow_redirects=True
             )
             if response.status_code in (401, 403) and not own:
-                # The address is signed for some time only: ask for another one.
+                # The signature of the address has expired: ask the Hub for a new address.
                 with self._lock:
                     self._places.pop(name, None)
                 raise _ExpiredError("the address of the file has expired")
@@ -190,11 +191,11 @@ class HubClient:
 
 
 class _ExpiredError(Exception):
-    """A response that says: ask again."""
+    """A response after which the request is retried: an expired address or a truncated body."""
 
 
 def _missing_files(call: Callable[[], T]) -> Callable[[], T]:
-    """Raise FileNotFoundError where the Hub says that a file does not exist."""
+    """Wrap `call` to raise FileNotFoundError where the Hub's client raises EntryNotFoundError."""
 
     def checked() -> T:
         try:
@@ -232,7 +233,7 @@ def _explain(error: Exception) -> Failure:
 
 
 def _asked_wait(response: Any) -> float:
-    """Return the seconds that a response asks to wait; 0 if it does not."""
+    """Return the seconds to wait that a response asks for; 0 if it asks for none."""
     if response is None:
         return 0.0
     text = str(response.headers.get("retry-after", ""))

@@ -30,7 +30,7 @@ BUFFER_BYTES = 2**20
 """Size of the write buffer."""
 
 ABANDONED_SECONDS = 24 * 3600
-"""A temporary file that nobody has written to for a day has no writer: every writer writes at the speed of its disk."""
+"""A temporary file that was not written to for a day was left by a dead process: a live one writes all the time."""
 
 _TEMPORARY = ".tmp"
 _LOCK = ".lock"
@@ -40,8 +40,8 @@ class LocalStorage:
     """A folder on a local disk. Thread-safe; open files do not survive a fork or pickle."""
 
     gap = 8 * 1024
-    """Near what a read costs more than its bytes. For eight frames of a `compact` clip it saves most of the reads for a
-    few more bytes; a larger gap reads many bytes for nothing."""
+    """About as many bytes as one more read costs. For eight frames of a clip of the profile `compact` it saves most of
+    the reads for a few unneeded bytes; a larger gap would read many unneeded bytes."""
 
     concurrency = 1
     copies = False
@@ -105,7 +105,7 @@ class LocalStorage:
         handle = self._handle(name)
         try:
             if version is not None:
-                # The file that is open is what will be read, whatever its name leads to now.
+                # Compare the open file, not the path: another file may have that name by now.
                 found = os.fstat(handle.descriptor)
                 if (str(found.st_mtime_ns), found.st_size) != (version.tag, version.size):
                     self.discard(name)
@@ -136,7 +136,7 @@ class LocalStorage:
             raise _translate(error, path) from error
 
     def keep(self, name: str) -> bool:
-        """Return whether there is such a file: it is here already."""
+        """Return whether the file exists: a local file needs no copy."""
         return self.exists(name)
 
     def discard(self, name: str) -> bool:
@@ -296,7 +296,7 @@ def _open_file(path: str | Path) -> int:
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         what = "a folder" if stat.S_ISDIR(mode) else "a pipe, a device or a socket"
-        raise StorageError(f"{what} is where a file should be", file=path, hint="restore the file")
+        raise StorageError(f"expected a file, found {what}", file=path, hint="restore the file")
     return descriptor
 
 

@@ -43,14 +43,15 @@ DOWNLOAD_PIECES: Final = 4
 """Pieces that a download has in flight: 64 MiB in memory."""
 
 MEMORY_BYTES: Final = 256 * 2**20
-"""Total size of mapped files that a storage keeps in memory; a file in use stays alive after its eviction."""
+"""Bytes of mapped files that a storage keeps in memory; views of an evicted file stay valid."""
 
 
 BYTES_PER_SECOND: Final = 64 * 2**20
-"""What a process reads from a store without effort: where a second has r requests, one more costs 1/r of that."""
+"""Bytes that a process reads from a store in a second. Where the rate is limited to r requests a second, a request
+costs as much time as 1/r of them."""
 
 MOST_GAP: Final = 8 * 2**20
-"""Most bytes that are read to save a request."""
+"""Maximum number of unneeded bytes that are read to save a request."""
 
 
 class SeekableFile(Protocol):
@@ -76,9 +77,9 @@ class ObjectStorage:
     """A folder in an object store, or on a web server, which supports neither listing nor writing."""
 
     _GAP = 32 * 1024
-    """By CPU time alone a larger gap would be cheaper, because a request costs as much as many bytes; but the network
-    is shared with others. For eight frames of a `compact` clip this makes about two requests, for most of the video's
-    bytes; with 128 kB it would be one request for nearly all."""
+    """Smallest `gap`, in bytes. In CPU time alone a larger gap would be cheaper, but the network is shared with others.
+    Eight frames of a clip of the profile `compact` take about two requests and most of the video's bytes; with 128 kB
+    they would take one request and nearly all bytes."""
 
     copies = True
 
@@ -91,7 +92,7 @@ class ObjectStorage:
         limits = (self.options.cache_limit(), self.options.patience_seconds)
         self._cache = NodeCache(folder, *limits) if folder else None
         self.units = self.options.units()
-        self._kept: dict[str, str] = {}  # names of files in the cache, by their names here
+        self._kept: dict[str, str] = {}  # name of each file in the node cache's folder, by its name in this storage
         self._local: LocalStorage | None = None
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
@@ -107,7 +108,7 @@ class ObjectStorage:
 
     @property
     def gap(self) -> int:
-        """Bytes that cost as much as one more request: more while the store limits the rate of requests."""
+        """Number of bytes that cost as much as one more request: more while the store limits the rate of requests."""
         limit = self._client.rate.limit
         return self._GAP if limit is None else int(min(MOST_GAP, max(self._GAP, BYTES_PER_SECOND / limit)))
 
@@ -322,7 +323,7 @@ class ObjectStorage:
         return sha256(repr((self.url, name, version.tag, version.modified, version.size)).encode())
 
     def _fill(self, name: str, ranges: Sequence[tuple[int, memoryview]], version: Version | None) -> Version | None:
-        """Fill the views from one version of the file and return that version."""
+        """Fill the views with bytes of one version of the file (None: the current one), and return that version."""
         pieces = [
             (offset + at, view[at : at + PIECE_BYTES])
             for offset, view in ranges
@@ -347,10 +348,10 @@ class ObjectStorage:
     def _side_by_side(
         self, name: str, pieces: Sequence[tuple[int, memoryview]], version: Version | None
     ) -> Sequence[_Part]:
-        # The threads return bytes instead of filling the views: after an interrupt none of them writes to a view.
+        # The threads return bytes instead of filling the views, so that none writes to a view after an interrupt.
         futures: list[Future[_Part]] = []
         try:
-            # At the end of a program no thread can be started any more, but those that run may still be reading.
+            # While the interpreter exits no thread can be started, but running threads may still be reading.
             with contextlib.suppress(RuntimeError), self._lock:
                 self._pool = self._pool or request_threads(self.options.concurrency)
                 for offset, view in pieces:

@@ -1,4 +1,4 @@
-"""The interface that every storage implements, and what its users set, compare and count."""
+"""The interface that every storage implements, and its options, file versions, errors and request counts."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class RemoteOptions:
 
     def __post_init__(self) -> None:
         if self.follows() not in ("host", "any"):
-            raise UsageError(f"redirects are {self.follows()!r}", hint='follow them to the same "host", or "any"')
+            raise UsageError(f"redirects is {self.follows()!r}", hint='use "host" (the same host only) or "any"')
         for name in ("concurrency", "connect_seconds", "stall_seconds", "patience_seconds"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, must be greater than 0")
 
     def follows(self) -> str:
-        """Return where redirects may lead."""
+        """Return "host" if redirects are followed to the same host only, "any" if also to others."""
         return self.redirects or os.environ.get(REDIRECTS_VARIABLE, "") or "host"
 
     def cache_folder(self) -> Path | None:
@@ -103,11 +103,11 @@ class Version:
 
     @property
     def text(self) -> tuple[str | None, str | None]:
-        """Its tag, or without one its date in ISO 8601: what `parse` takes."""
+        """The arguments of `parse`: the tag and None, or without a tag None and the date in ISO 8601."""
         return self.tag, None if self.tag else self.modified.isoformat()
 
     def same(self, other: Version) -> bool:
-        """Return whether both may be one version, by tags if both have one: replicas may differ in dates."""
+        """Return whether both may be the same version: by tags if both have one, as dates differ among replicas."""
         if self.tag and other.tag:
             return (self.tag, self.size) == (other.tag, other.size)
         return (self.modified, self.size) == (other.modified, other.size)
@@ -119,15 +119,15 @@ CHANGED_HINT: Final = "restore it, or run `fastvid index DIR` on the dataset to 
 
 
 class Storage(Protocol):
-    """A folder of immutable files and a few that are swapped atomically. Thread-safe and picklable.
+    """A folder of files that never change, and a few that are replaced atomically. Thread-safe and picklable.
 
-    Errors are StorageError and name the file; those that are no fault of the file are UnavailableError.
+    Methods raise StorageError, which names the file; UnavailableError if the cause is not the file, such as a network.
 
     Attributes:
         url: The folder.
-        gap: Bytes that cost as much as one more range: ranges closer than this are better read as one.
+        gap: Number of bytes that cost as much as one more range: ranges that are closer are better read as one.
         copies: Whether `map` keeps a copy in memory, so that all later reads of the file are free.
-        units: Cache of this node for the bytes of videos; None if they are read where they are.
+        units: Cache on this node for parts of videos; None without one.
         concurrency: Number of concurrent reads that pays off; 1 if sequential reads are as fast.
     """
 
@@ -178,18 +178,18 @@ class Storage(Protocol):
             version: The version that the file must have; by default any.
 
         Raises:
-            StorageError: If the file is missing or ends inside a range, is not of the version, or, of any version, is a
-                remote file that was replaced since this storage first read it.
+            StorageError: If the file is missing, ends inside a range or is not of `version`; without `version`, also if
+                it is a remote file that was replaced after this storage first read it.
         """
         ...
 
     def map(self, name: str) -> memoryview:
-        """Return all of `name`, mapped read-only or fetched once. For files that do not change: a process that reads a
-        mapped local file dies of SIGBUS if the file is cut in the meantime."""
+        """Return all of `name`, mapped read-only or fetched once. For files that do not change: SIGBUS kills a process
+        that reads a mapped local file after it was truncated."""
         ...
 
     def keep(self, name: str) -> bool:
-        """Fetch a file that does not change once for all processes of this node, so that reading parts of it is cheap.
+        """Copy a remote file that does not change to this node, once for all processes, so that reading parts is cheap.
 
         Returns:
             Whether parts of it are now cheap to read; False for a remote file without a node cache.
@@ -197,10 +197,10 @@ class Storage(Protocol):
         ...
 
     def discard(self, name: str) -> bool:
-        """Forget everything known of a file: copies in memory and in the node cache, and open handles.
+        """Drop the copies of a file in memory and in the node cache, and its open handles.
 
         Returns:
-            Whether anything was known, so that reading the file again may return other bytes.
+            Whether there was anything to drop, so that reading the file again may return other bytes.
         """
         ...
 
@@ -236,7 +236,7 @@ class Storage(Protocol):
 
 
 def check_name(name: str, url: str) -> str:
-    """Return `name` after checking that it is one and stays inside its folder."""
+    """Return `name`; raise UsageError if it leads outside its folder or contains a NUL byte."""
     if "\0" in name:
         raise UsageError(f"name {name!r} contains a NUL byte", file=url)
     if name.startswith("/") or ".." in name.split("/"):
@@ -267,19 +267,19 @@ def changed_error(file: object) -> StorageError:
 class Prices:
     """What a store charges, in dollars."""
 
-    request: float = 0.4e-6
+    request: float = 0.4e-6  # per request
     gigabyte: float = 0.0  # per 10^9 bytes that leave the store; reading inside one region is free in most clouds
 
 
 class StoreTraffic:
-    """Sums of requests and bytes. Thread-safe."""
+    """Counts requests to stores and the bytes received. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._requests = self._bytes = 0
 
     def sent(self) -> None:
-        """Count a request, also one that fails."""
+        """Count a request, whether it succeeds or not."""
         with self._lock:
             self._requests += 1
 
@@ -298,15 +298,15 @@ class StoreTraffic:
 
 
 TRAFFIC = StoreTraffic()
-"""Of all storages of this process."""
+"""The traffic of all storages of this process."""
 
 
-# The first process of a node may sort ten million keys and write gigabytes to a slow disk.
+# Seconds to wait for another process: the first one may sort ten million keys and write gigabytes to a slow disk.
 _PATIENCE: Final = 600.0
 
 
 def node_cache() -> NodeCache | None:
-    """Return the cache, or None if FASTVID_CACHE is set to nothing, which switches it off.
+    """Return the node's cache of files, or None if FASTVID_CACHE is set to an empty text, which switches it off.
 
     Its folder is FASTVID_CACHE; otherwise ``fastvid`` in XDG_CACHE_HOME, which is ``~/.cache`` unless set. Its size is
     limited by FASTVID_CACHE_BYTES as in `RemoteOptions`.

@@ -1,14 +1,14 @@
-"""Make requests to a store: at the rate that it takes, and again for a while if they fail.
+"""Make requests to a store, no faster than the store accepts, and retry those that fail.
 
-obstore has retries of its own, which cannot replace these: it does not retry a response that breaks off without an
-entity tag, and tells of a refusal only after its last attempt, so that nothing could be learned from it. Object stores
-refuse requests with 429 or 503 when too many arrive (S3: 5,500 reads a second and prefix), and a few at any time. The
-rate is halved when many of the last requests were refused, lowered a little when few were, and grows again while
-requests are answered, as DCTCP does (additive increase, multiplicative decrease): processes that share a store converge
-to equal shares without knowing of each other. Before many were refused, only these are made again, after a pause each.
+obstore's own retries cannot replace these: obstore does not retry a truncated response without an entity tag, and
+reports a refusal only after its last attempt, too late to lower the rate. Object stores refuse requests with 429 or 503
+when too many arrive (S3: 5,500 reads a second and prefix), and a few at any time. While only few requests are refused
+and there is no limit yet, each is retried after a pause. The rate is halved when many of the last requests were
+refused, lowered a little when few were, and grows again while requests are answered, as in DCTCP (additive increase,
+multiplicative decrease): processes that share a store converge to equal shares without knowing of each other.
 
-When the rate is halved a process also waits, for as long as the response asks in Retry-After where the client library
-passes that on, else for a moment.
+When the rate is halved, the process also pauses all its requests: for the seconds in the response's Retry-After where
+the client library passes them on, else for `PAUSE`.
 """
 
 from __future__ import annotations
@@ -28,33 +28,34 @@ from fastvid.errors import FastvidError, StorageError, UnavailableError
 from fastvid.storage.protocol import TRAFFIC, RemoteOptions
 
 LEAST: Final = 8.0
-"""Requests a second at the lowest. Where this is still too much, the pauses after refusals do the rest."""
+"""Lowest rate, in requests a second. Where it is still too high, the pauses after refusals lower it further."""
 
 GROWTH: Final = 2.0
-"""Requests a second by which the rate grows in each second, or a tenth of the rate if that is more."""
+"""In each second the limit grows by this many requests a second, or by a tenth of itself if that is more."""
 
 TOLERATED: Final = 0.25
-"""Share of the last requests that may be refused before the rate is limited: a store that refuses a few whatever their
-rate would else be read ten times slower. While the rate is limited, a refusal lowers it by `CUT` of that share."""
+"""Share of the last requests that may be refused before the rate is halved: a store that refuses a few at any rate
+would otherwise be read ten times slower."""
 
 CUT: Final = 0.75
-"""With it a limited rate still grows where one request in ten is refused, and settles where one in eight is."""
+"""While the rate is limited, a refusal lowers it by `CUT` times the share of refused requests. With this value the rate
+still grows where one request in ten is refused, and stays where it is with one in eight."""
 
-_LAST: Final = 100  # requests of which the share is taken
-_FEWEST: Final = 32  # of so many at least, so that the first refusals do not count as many
+_LAST: Final = 100  # number of last requests that the share is computed over
+_FEWEST: Final = 32  # smallest divisor of the share, so that the first few refusals are not a large share
 
 PAUSE: Final = 1.0
-"""Seconds without requests after many were refused: stores count requests over about a second. Without a pause most
+"""Seconds without requests after many were refused: stores count requests over about a second. Without the pause, most
 requests of many processes are refused (``python -m bench stores`` counts them)."""
 
 LONGEST: Final = 60.0
-"""Longest such pause that a store can ask for, in seconds."""
+"""Longest pause in seconds that is kept when a store asks for one."""
 
-_WINDOW: Final = 1.0
+_WINDOW: Final = 1.0  # seconds over which requests are counted
 
 
 class Rate:
-    """Paces the requests of one process to one store. Thread-safe.
+    """Limits the rate of one process's requests to one store. Thread-safe.
 
     `clock`: returns the time in seconds.
     """
@@ -68,16 +69,16 @@ class Rate:
 
     @property
     def limit(self) -> float | None:
-        """Requests a second; None while none was refused."""
+        """The limit in requests a second; None without a limit."""
         return self._limit
 
     @property
     def answered(self) -> float:
-        """When the last request was answered."""
+        """Time of the last answer, in seconds of `clock`."""
         return self._answered
 
     def delay(self) -> float:
-        """Take the next place for a request; return after how many seconds it may begin."""
+        """Schedule the next request; return after how many seconds it may begin."""
         with self._lock:
             now = self._clock()
             start = now if self._limit is None else max(now, self._next)
@@ -89,9 +90,10 @@ class Rate:
             return start - now
 
     def refuse(self, begun: float, wait: float = 0.0) -> bool:
-        """Note that a request was refused; return whether all requests wait.
+        """Count a refused request; return whether all requests pause now.
 
-        `wait`: seconds that the store asks to wait, at most `LONGEST` of which are waited.
+        `begun`: when the request began, in seconds of `clock`. `wait`: pause in seconds that the store asks for; only
+        `LONGEST` of it is kept.
         """
         with self._lock:
             now = self._clock()
@@ -112,14 +114,14 @@ class Rate:
             return True
 
     def answer(self) -> None:
-        """Note that a request was answered."""
+        """Count a request that was answered, and raise the limit."""
         with self._lock:
             self._answered = self._clock()
             self._refused.append(False)
             if self._limit is not None:
-                # Each answer stands for 1 / limit seconds.
+                # At the limit answers arrive every 1 / limit seconds: each adds its part of the growth per second.
                 self._limit += max(GROWTH, self._limit / 10) / self._limit
-                # A rate that far exceeds what is asked for limits nothing.
+                # A limit far above the actual rate of requests has no effect: remove it.
                 is_settled = self._answered > self._lowered + 2 * _WINDOW
                 if is_settled and self._limit > 2 * max(LEAST, len(self._begun) / _WINDOW):
                     self._limit = None
@@ -128,8 +130,8 @@ class Rate:
 T = TypeVar("T")
 
 _ending = threading.Event()
-# These calls run in reverse, so this one runs before `concurrent.futures` joins its threads, also those of a daemon:
-# their requests then give up, instead of delaying the exit for as long as they would retry.
+# Such functions run in reverse order, so this one runs before `concurrent.futures` joins its threads, which it does
+# even for daemon threads: pending requests then give up, instead of delaying the exit until their last retry.
 threading._register_atexit(_ending.set)  # type: ignore[attr-defined]
 
 
@@ -139,48 +141,50 @@ def request_threads(size: int) -> ThreadPoolExecutor:
 
 
 def pause(seconds: float) -> bool:
-    """Sleep, and return True; return False early when the program is exiting."""
+    """Sleep and return True; if the program exits meanwhile, return False at once."""
     return seconds <= 0 or not _ending.wait(seconds)
 
 
 FIRST_SECONDS: Final = 15.0
-"""Time to retry before the first response: a storage that never responded more likely has a wrong address."""
+"""Seconds to retry before the first response: a storage that never responded more likely has a wrong address."""
 
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 10.0
-"""Pauses between attempts double from the first to the longest, each drawn uniformly from its upper half (jitter)."""
+"""Pauses in seconds between attempts: they double from the first to the longest, and each is shortened at random by up
+to half (jitter)."""
 
 LONGEST_REFUSED_PAUSE: Final = 1.0
-"""Longest pause after a request was refused because there are too many: the rate of requests is lowered as well."""
+"""Longest pause in seconds after a refusal for too many requests: short, because the rate is lowered as well."""
 
-_TRIES_TO_REPORT: Final = 3
+_TRIES_TO_REPORT: Final = 3  # failures are logged as warnings from this attempt on
 
 log = logging.getLogger(__name__)
 
 _jitter = random.SystemRandom()  # does not touch the state of the user's `random`
 
 
-# By scheme and host or bucket, because a store counts the requests of all folders.
+# The rate of each scheme and host or bucket: a store counts the requests to all folders together.
 _rates: dict[str, Rate] = {}
 
-# Process that made the first request. The threads of a client do not survive a fork: a forked child would hang.
+# PID of the process that made the first request. A client's threads do not survive a fork, so a child would hang.
 _process: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a failed request says."""
+    """Why a request failed."""
 
     reason: str
-    transient: bool = False
-    refused: bool = False
-    wait: float = 0.0  # seconds that the store asks to wait, if it says so
+    transient: bool = False  # whether a retry may succeed
+    refused: bool = False  # whether the store refused it because of too many requests
+    wait: float = 0.0  # pause in seconds that the store asks for; 0 if it asks for none
 
 
 class Attempts:
     """Makes requests to one store.
 
-    `translate`: returns the error to raise, of the failure, the file's URL, the attempts and the seconds they took.
+    `explain`: returns why a request failed. `translate`: returns the error to raise, given the failure, the file's URL,
+    the number of attempts and the seconds they took.
     """
 
     def __init__(
@@ -195,7 +199,7 @@ class Attempts:
         self.rate = _rates.setdefault("/".join(url.split("/", 3)[:3]), Rate())
 
     def make(self, file: str, call: Callable[[], T]) -> T:
-        """Make a request, and again for `patience_seconds` if that may help."""
+        """Make a request; retry it for up to `patience_seconds` while a retry may succeed."""
         global _process
         if _process not in (None, os.getpid()):
             raise StorageError(
@@ -219,7 +223,7 @@ class Attempts:
                 failure, since = self._explain(error), start
                 wait = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (tries - 1)) * _jitter.uniform(0.5, 1.0)
                 if failure.refused:
-                    # While the store answers others, this request only has to wait for its turn.
+                    # While the store answers other requests, it works: do not count that time as an outage.
                     since = max(start, self.rate.answered)
                     wait = 0.0 if self.rate.refuse(begun, failure.wait) else min(wait, LONGEST_REFUSED_PAUSE)
                 patience = self._options.patience_seconds

@@ -1,4 +1,4 @@
-"""Whole files, by their URLs: open, copy, link and hash them."""
+"""Open, copy, link and hash whole files, given by their URLs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _REMOTE: Final = re.compile(r"(s3|gs|hf|https?)://", re.IGNORECASE)
 _STORAGES: Final = 64
-"""Number of servers whose connections stay open; a list of web URLs may name thousands of servers."""
+"""Maximum number of servers whose connections stay open: a list of web URLs may name thousands of servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class FileUrl:
         host, _, path = rest.partition("/")
         root = f"{scheme.lower()}://{host}"
         if scheme.lower() == "hf":
-            # A repository is a store of its own: hf://datasets/OWNER/NAME@REVISION.
+            # The root is a repository at a revision: hf://datasets/OWNER/NAME@REVISION.
             owner, _, path = path.partition("/")
             name, _, path = path.partition("/")
             return cls(f"{root}/{owner}/{name}", path)
@@ -79,7 +79,7 @@ def open_file(location: str) -> tuple[LocalStorage | ObjectStorage, str]:
 
 @lru_cache(maxsize=1)
 def _disk() -> LocalStorage:
-    """Return the storage of all local files; it keeps the last ones that were read open."""
+    """Return the storage of all local files; the files that were read last stay open in it."""
     return LocalStorage("/")
 
 
@@ -89,7 +89,7 @@ def _open(root: str, query: str, options: RemoteOptions) -> ObjectStorage:
 
 
 def open_remote(url: str, options: RemoteOptions | None, query: str = "") -> ObjectStorage:
-    """Return the storage of a remote folder; its package is imported on first use."""
+    """Return the storage of a remote folder; imports obstore, which is an optional package."""
     try:
         from fastvid.storage.objects import ObjectStorage
     except ImportError as error:
@@ -100,7 +100,7 @@ def open_remote(url: str, options: RemoteOptions | None, query: str = "") -> Obj
 
 
 PIECE_BYTES: Final = 16 * 2**20
-"""The size of one part of an upload."""
+"""Bytes read at a time: the size of one part of an upload."""
 
 
 def copy_file(source: Storage, name: str, target: Storage, target_name: str | None = None) -> None:
@@ -145,7 +145,7 @@ def _link(source: LocalStorage, name: str, target: LocalStorage, target_name: st
             os.replace(new, path)  # does nothing if both are links to one file
         finally:
             new.unlink(missing_ok=True)
-    except OSError:  # another file system, or one without links: the copy names what is wrong
+    except OSError:  # another file system, or one without links: if neither, the copy raises the error
         return False
     return True
 

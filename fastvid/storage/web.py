@@ -1,8 +1,8 @@
-"""Reads files of web servers, and follows redirects only where they may lead.
+"""Read files of web servers, following only redirects that are allowed.
 
-A server that is asked for a video may answer with any address, such as one inside the network of whoever asks. So a
-redirect is followed to the same host alone, or with ``redirects="any"`` to others, but never from a public address to
-one that is not. obstore follows them all.
+A server may redirect a request to any address, such as one inside this machine's own network. So a redirect is followed
+only to the same host, or with ``redirects="any"`` to other hosts, but never from a public address to one that is not
+public. obstore follows all redirects.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class WebClient(StoreClient):
     def _answer(
         self, method: str, name: str, headers: Mapping[str, str] | None = None, seconds: float = RANGE_SECONDS
     ) -> Iterator[_Answer]:
-        """Send a request, again where a redirect leads, and yield the answer; a connection that is still good stays."""
+        """Send a request, follow its redirects and yield the response; then keep the connection if it can be reused."""
         deadline = time.monotonic() + seconds
         root = quote(self.url, safe=_SAFE + "%")
         url = first = urlsplit(f"{root}/{quote(name, safe=_SAFE)}" + (f"?{self._query}" if self._query else ""))
@@ -124,7 +124,7 @@ class WebClient(StoreClient):
                 if response.status not in _MOVED or not (location := response.headers.get("Location")):
                     answer = _Answer.of(response, deadline)
                     if method == "HEAD":
-                        response.read()  # nothing, but the connection is free then
+                        response.read()  # returns no bytes, but marks the connection as reusable
                     yield answer
                     return
                 url = self._followed(first, url, urlsplit(urljoin(url.geturl(), location)))
@@ -138,10 +138,10 @@ class WebClient(StoreClient):
                         self._idle.setdefault(key, []).append(connection)
                 else:
                     connection.close()
-        raise StorageError("the server redirects without an end", file=self.file(name))
+        raise StorageError(f"the server redirected {_REDIRECTS} times in a row", file=self.file(name))
 
     def _connect(self, url: SplitResult, *, is_first: bool) -> tuple[http.client.HTTPConnection, tuple[bool, str, str]]:
-        """Return a connection to the host of a URL, or to its proxy; one of an earlier request if it is still good."""
+        """Return a connection to a URL's host or proxy, if possible an idle one, and its key in `_idle`."""
         key, host = (is_first, url.scheme, url.netloc), url.hostname or ""
         with self._lock:
             while self._idle.get(key):
@@ -170,7 +170,7 @@ class WebClient(StoreClient):
         return connection, key
 
     def _check_address(self, peer: str, *, is_first: bool) -> None:
-        """Refuse a redirect from a public address to another: names may be resolved to anything."""
+        """Raise if a redirect led from a public address to another kind; by address, as names may resolve to any."""
         address = ipaddress.ip_address(peer.partition("%")[0])
         is_public = (getattr(address, "ipv4_mapped", None) or address).is_global
         if is_first:
@@ -179,7 +179,7 @@ class WebClient(StoreClient):
             raise StorageError(f"the server redirects to {address}, which is not a public address", file=self.url)
 
     def _followed(self, first: SplitResult, old: SplitResult, new: SplitResult) -> SplitResult:
-        """Return where a redirect leads, if it may be followed."""
+        """Return `new`, the URL that a redirect from `old` leads to; raise if it must not be followed."""
         ports = [url.port or _PORTS.get(url.scheme, 0) for url in (first, new)]
         same = new.hostname == first.hostname and (ports[0] == ports[1] or (first.scheme, ports[1]) == ("http", 443))
         if new.scheme not in _PORTS or (old.scheme == "https" and new.scheme == "http"):
@@ -199,7 +199,7 @@ def _tls() -> ssl.SSLContext:
 
 
 def _is_closed(connection: http.client.HTTPConnection) -> bool:
-    """Return whether the server has closed a connection that waits for a request: there is its end to read."""
+    """Return whether the server has closed an idle connection: its socket is then readable."""
     waiting = select.poll()
     waiting.register(connection.sock, select.POLLIN)
     return bool(waiting.poll(0))
@@ -230,16 +230,16 @@ def _failed(error: Exception) -> GenericError:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a server answered."""
+    """A server's response."""
 
     status: int
     version: Version
-    range: tuple[int, int]  # first byte of a part, and the one behind its last
+    range: tuple[int, int]  # first byte of the body in the file, and the byte after its last
     body: Iterator[bytes]
 
     @classmethod
     def of(cls, response: http.client.HTTPResponse, deadline: float) -> _Answer:
-        """Read the head of a response. Its errors are those of obstore, which the rest of `StoreClient` understands."""
+        """Read the headers of a response. Raises errors of obstore's types, which `StoreClient` understands."""
         status, headers = response.status, response.headers
         if status >= 300 and status != RANGE_NOT_SATISFIABLE:
             raise _ERRORS.get(status, GenericError)(f"non-2xx status code: {status} {response.reason}")
@@ -260,7 +260,7 @@ class _Answer:
 
 
 def _pieces(response: http.client.HTTPResponse, size: int, deadline: float) -> Iterator[bytes]:
-    """Yield the body of a response."""
+    """Yield the `size` bytes of a response's body; raise TimeoutError after `deadline`, in seconds of the clock."""
     while size:
         piece = response.read1(min(size, _PIECE_BYTES))
         if not piece:
@@ -273,7 +273,7 @@ def _pieces(response: http.client.HTTPResponse, size: int, deadline: float) -> I
 
 
 def open_client(url: str, options: RemoteOptions, query: str = "") -> StoreClient:
-    """Return the client of a folder, see `StoreClient`; of the Hub, one with its reading methods."""
+    """Return the client of a folder; for the Hub one that has only the reading methods of `StoreClient`."""
     if url.startswith("http"):
         return WebClient(url, options, query)
     if not url.startswith("hf://"):

@@ -1,22 +1,23 @@
 """A process in a torchrun job: joining the group, naming a rank that has ended, broadcasts, stopping on a signal.
 
-**Rendezvous**: an unused key prefix of torchrun's store for the ranks of one attempt. torchrun's agent keeps one store
-over restarts, and in torch 2.13 every attempt uses the same keys in it. Restarted workers may therefore read the
-addresses of their dead predecessors: measured with two ranks on gloo, half of the restarts fail ("Connection refused")
-or hang. TORCHELASTIC_RESTART_COUNT does not identify an attempt, because every node counts separately (pytorch issue
-135712). The ranks of an attempt therefore identify each other by random numbers:
+**Rendezvous**: the ranks of one attempt (a start or restart of the workers by torchrun) agree on a key prefix in
+torchrun's store that no other attempt has used. torchrun's agent keeps one store over restarts, and in torch 2.13 every
+attempt uses the same keys in it. Restarted workers may therefore read the addresses of their dead predecessors:
+measured with two ranks on gloo, half of the restarts fail ("Connection refused") or hang. TORCHELASTIC_RESTART_COUNT
+does not identify an attempt, because every node counts separately (pytorch issue 135712). The ranks of an attempt
+therefore identify each other by random numbers:
 
     every rank  writes a new random number under its rank
     rank 0      reads the numbers of all ranks, hashes them to a token, and writes the token under each number
     every rank  acknowledges the token that it finds under its number
-    rank 0      writes "go" once all ranks have acknowledged; if a number changes before that, the old one was of a dead
-                rank, and rank 0 makes a new token
+    rank 0      writes "go" once all ranks have acknowledged; if a number changes before that, the old number was that
+                of a dead rank, and rank 0 creates a new token
 
-A dead rank never acknowledges, because every token includes the new number of rank 0.
+A dead rank cannot acknowledge a token, because every token depends on the new number of rank 0.
 
-**Ends**: a rank whose torchrun agent has died ends, so that it does not train beside the ranks of a restarted job. When
-a collective operation fails, gloo and NCCL name at most an address, so every rank knows the host and the process of the
-others, and one that fails by itself leaves the reason in the job's store, where the others find it.
+**Ends**: a rank exits if its torchrun agent has died, so that it does not train beside the ranks of a restarted job.
+When a collective operation fails, gloo and NCCL name at most an address. So every rank knows the host and process ID of
+the others, and a rank that fails with an error of its own writes it to the job's store, where the others read it.
 
 Known bug of torch 2.13: when a node joins a running job of ``torchrun --nnodes MIN:MAX``, the old node does not publish
 its master address in the new round, and both agents fail after 60 s, unless the workers are told not to share the
@@ -68,10 +69,9 @@ _GRACE_S: Final = 30.0
 def ending_with_agent(grace_s: float = _GRACE_S) -> Iterator[None]:
     """End this process if its torchrun agent dies during the block; without torchrun, do nothing.
 
-    The process gets SIGTERM, as if the agent had stopped it, and SIGKILL if the block has not ended after the grace.
-    The kernel's parent death signal is not used: it also comes when the agent's thread that started this process ends.
-
-    `grace_s`: seconds from SIGTERM to SIGKILL.
+    The process gets SIGTERM, as if the agent had stopped it, and SIGKILL if the block has not ended `grace_s` seconds
+    later. The kernel's parent death signal (PR_SET_PDEATHSIG) is not used: it also comes when only the agent's thread
+    that started this process ends.
     """
     if not dist.is_torchelastic_launched():
         yield
@@ -95,7 +95,7 @@ def ending_with_agent(grace_s: float = _GRACE_S) -> Iterator[None]:
 
 
 _KEY: Final = "fastvid/ended"
-_PATIENCE_S: Final = 3.0  # sockets of a process close before it has ended
+_PATIENCE_S: Final = 3.0  # wait for an end to show: a dying process closes its sockets before it has exited
 _PAUSE_S: Final = 0.05
 _LONGEST: Final = 500  # characters of a reason
 
@@ -104,27 +104,28 @@ _COLLECTIVE: Final = re.compile(r"gloo|nccl|c10d|connection (?:closed|reset)|pro
 
 
 def own_record() -> bytes:
-    """Return where this process runs, for the other ranks."""
+    """Return the host, PID namespace and PID of this process as JSON, for the other ranks."""
     return json.dumps({"host": socket.gethostname(), "space": namespace(), "pid": os.getpid()}).encode()
 
 
 class Peers:
-    """The other ranks of a job."""
+    """The other ranks of a job, and how they ended; `records` are those of `own_record`, in order of the ranks."""
 
     def __init__(self, rank: int, records: Sequence[bytes], store: Store) -> None:
         self._rank, self._store = rank, store
         self._places: list[dict[str, Any]] = [json.loads(record) for record in records]
 
     def explain(self, error: Exception) -> Exception:
-        """Return what ended this rank: a WorkerError that names other ranks if they ended, or else the error itself.
+        """Return the error to raise for `error`: a WorkerError that names the dead ranks if a collective failed because
+        of them, else `error` itself.
 
-        The others are told: an error of this rank's own, or which ranks it lost.
+        Also writes this rank's own error, or which ranks are dead, to the store for the other ranks.
         """
         if isinstance(error, FastvidError) or not _is_collective(error):
             reason = f"{type(error).__name__}: {error}"[:_LONGEST]
             self._tell({"reason": reason})
             if isinstance(error, FastvidError) and self._rank:
-                # The first rank prints the same; it fails at about the same time.
+                # All ranks may fail with this error at once, and rank 0 prints it: then this rank need not.
                 deadline = time.monotonic() + _PATIENCE_S
                 while not (first := self._told(0)) and time.monotonic() < deadline:
                     time.sleep(_PAUSE_S)
@@ -134,7 +135,7 @@ class Peers:
         while not (lost := self._lost()) and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
         self._tell({"lost": lost})
-        # Rank 0 may serve the store.
+        # Rank 0 may serve the store, so it waits until the others have written to it.
         while self._rank == 0 and self._untold(lost) and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
         if lost:
@@ -148,16 +149,16 @@ class Peers:
         )
 
     def _lost(self) -> dict[int, str]:
-        """Return what is known about each other rank that has ended by itself, or is stopped."""
+        """Return, by rank, a description of each other rank that has failed with its own error, died or is stopped."""
         found: dict[int, str] = {}
         for rank, place in enumerate(self._places):
             if rank == self._rank:
                 continue
             who = f"rank {rank}, process {place['pid']} on {place['host']},"
-            # In this order: a rank tells why it ends before it does.
+            # First whether it has ended, then its message: a rank writes the reason before it exits.
             ended = _end_of(place)
             told = self._told(rank)
-            if "lost" in told:  # it ended because others did, which it may know better
+            if "lost" in told:  # it ended because of other ranks, and may know more about them
                 found = {int(other): text for other, text in told["lost"].items() if int(other) != self._rank} | found
             elif "reason" in told:
                 found[rank] = f"{who} failed with {told['reason'].splitlines()[0]}"
@@ -166,7 +167,7 @@ class Peers:
         return found
 
     def _untold(self, lost: Mapping[int, str]) -> bool:
-        """Return whether a rank that is not lost has not said yet what ended it."""
+        """Return whether any other rank that is not lost has not yet written why it ended."""
         others = set(range(len(self._places))) - {self._rank, *lost}
         return any(not self._told(rank) for rank in others)
 
@@ -182,7 +183,7 @@ class Peers:
         return {}
 
 
-# Letters of proc(5), /proc/PID/stat.
+# Process states in /proc/PID/stat, see proc(5).
 _STATES: Final = {"Z": "has died", "X": "has died", "T": "is stopped", "t": "is stopped"}
 
 
@@ -195,7 +196,7 @@ def _end_of(place: Mapping[str, Any]) -> str:
 
 def _state(pid: int) -> str:
     try:
-        # The name, in brackets, may contain anything.
+        # Split after the last bracket: the process name before it, in brackets, may contain spaces and brackets.
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
@@ -231,7 +232,7 @@ def fresh_store(store: Store, world: World, timeout_s: float) -> Store:
 
 
 def _leader(store: Store, world: World) -> Callable[[], str | None]:
-    """Return what rank 0 polls until it returns the token."""
+    """Return rank 0's function: called repeatedly until it returns the token, None before."""
     places = [f"{_PREFIX}/place/{rank}" for rank in range(world.size)]
     offered = ""
 
@@ -254,7 +255,7 @@ def _leader(store: Store, world: World) -> Callable[[], str | None]:
 
 
 def _follower(store: Store, number: str) -> Callable[[], str | None]:
-    """Return what any other rank polls until it returns the token."""
+    """Return the function of any other rank: called repeatedly until it returns the token, None before."""
     seat, seen = f"{_PREFIX}/seat/{number}", ""
 
     def poll() -> str | None:
@@ -270,8 +271,8 @@ def _follower(store: Store, number: str) -> Callable[[], str | None]:
     return poll
 
 
-# The functions of this module have the process group at import time as a default argument. If DDP imported it later,
-# they would keep our group and its threads alive until the interpreter exits.
+# `torch.distributed.nn` is imported at the top, before a process group exists: its functions have the group at import
+# time as a default argument. If DDP imported it later, they would keep our group alive until the interpreter exits.
 
 
 UNSHARED_STORE: Final = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -309,7 +310,7 @@ def join(timeout_s: float) -> Iterator[Member]:
     CPU tensors use gloo, CUDA tensors use NCCL, or gloo if `SHARED_DEVICE` is set. The process ends if torchrun's agent
     dies, see `fastvid.train.ranks`.
 
-    `timeout_s`: seconds to wait for a peer, here and in every later collective.
+    `timeout_s`: seconds to wait for another rank, here and in every later collective operation.
     """
     device = device_of(os.environ)
     if device.type == "cuda":
@@ -324,7 +325,7 @@ def join(timeout_s: float) -> Iterator[Member]:
         if os.environ.get(_STORE_IS_SHARED) == "True":
             store = fresh_store(store, World(rank, size), timeout_s)
         nccl = device.type == "cuda" and not shares_devices(os.environ)
-        # With its device, NCCL connects here, and a peer that cannot is an error here; else in the first step.
+        # With device_id NCCL connects at once, so a rank that cannot connect raises here, not in the first step.
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if nccl else "gloo",
             store=store,
@@ -349,8 +350,8 @@ def join(timeout_s: float) -> Iterator[Member]:
         if explained is error:
             raise
         raise explained from error
-    # Only on success: with a dead peer this would block, and the process exits anyway. The group's threads end when the
-    # last reference is dropped, and reference cycles of the run may contain one, hence the collection. A gloo thread
+    # Only on success: with a dead rank this would block, and the process exits anyway. The group's threads end when its
+    # last reference is dropped. Reference cycles of the run may contain one, so collect them. A remaining gloo thread
     # that releases a tensor at interpreter exit aborts the process ("terminate called without an active exception").
     gc.collect()
     dist.destroy_process_group()
@@ -362,7 +363,7 @@ def shares_devices(environment: Mapping[str, str]) -> bool:
 
 
 def device_of(environment: Mapping[str, str]) -> torch.device:
-    """Return the device of a rank: the GPU with its local rank's number, or the CPU on machines without a GPU."""
+    """Return the device of a rank: the GPU whose number is the local rank, or the CPU on machines without a GPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     rank, count = int(environment.get("LOCAL_RANK", "0")), torch.cuda.device_count()
@@ -375,7 +376,10 @@ def device_of(environment: Mapping[str, str]) -> torch.device:
 
 
 def check_rendezvous(environment: Mapping[str, str], command: Sequence[str]) -> None:
-    """Raise an error in a worker of an elastic job that shares the rendezvous store."""
+    """Raise UsageError if the number of nodes may change and the job shares torchrun's rendezvous store.
+
+    See the known bug in the module docstring.
+    """
     nodes = _nnodes(command) or environment.get(_NNODES_VARIABLE, "")
     least, colon, most = nodes.partition(":")
     if not colon or least == most or environment.get(_STORE_IS_SHARED) != "True":
@@ -405,7 +409,7 @@ def _nnodes(command: Sequence[str]) -> str:
 
 
 def highest(value: int, member: Member) -> int:
-    """Return the rank with the highest value, the lowest one on ties; the same on every rank."""
+    """Return the rank whose `value` is highest, the lowest such rank on ties; the same on every rank."""
     values = [int(text) for text in gather_bytes(str(value).encode(), member)]
     return values.index(max(values))
 
@@ -451,14 +455,14 @@ def broadcast_tensors(tensors: Sequence[Tensor]) -> None:
 
 
 class Interrupted(Exception):
-    """A signal to stop came while a run waited for another process, before its first step."""
+    """A run was told to stop by a signal while it waited for another process, before its first step."""
 
 
 class StopSignal:
     """Records SIGTERM and SIGINT, so that a run stops after the current step with a checkpoint.
 
-    torchrun sends SIGTERM when it is stopped itself and when nodes join, and kills the workers after 30 s. A second
-    signal has its original effect. The original handlers are restored on exit.
+    torchrun sends SIGTERM when it is stopped itself and when nodes join, and kills the workers after 30 s. The original
+    handlers are restored after the first signal, so a second one has its usual effect, and at the end of the block.
     """
 
     _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -482,7 +486,7 @@ class StopSignal:
 
     @classmethod
     def pending(cls) -> bool:
-        """Whether the run of this process is to stop, for code that waits for another process."""
+        """Whether this process was told to stop; for code that waits for another process."""
         return cls._active is not None and cls._active.requested
 
     @property

@@ -1,8 +1,9 @@
-"""Time contenders that decode the same clips in turn: wall and CPU time of each round, and ratios per round.
+"""Compare implementations (contenders) that take turns at decoding the same clips: wall and CPU time, and ratios.
 
-All contenders decode the same frames and crops of the same MP4s. These are stored in a dataset's tars and, for decoders
-that need files, also as files next to the dataset. Taking turns spreads the machine's other load evenly over all
-contenders. CPU time is recorded as well as wall time, because it hardly changes when the machine is shared.
+All contenders decode the same frames and crops of the same MP4s, which are stored in a dataset's tars and, for decoders
+that need files, also as files next to the dataset. In each round every contender decodes all clips, so the machine's
+other load affects all of them alike. CPU time is recorded as well as wall time, because it hardly changes when the
+machine is shared.
 
 The times of fastvid's own decoder include planning, reading and checksums.
 """
@@ -56,16 +57,16 @@ def parse_sampling(text: str) -> tuple[int, int | None]:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Clips of a dataset; small and picklable, because the dataset is opened lazily."""
+    """The clips to decode: videos of a dataset, random frames and crops. Picklable: the dataset is opened lazily."""
 
-    folder: str
-    sampling: str
-    repeats: int = 2
+    folder: str  # folder of the dataset
+    sampling: str  # see `parse_sampling`
+    repeats: int = 2  # how often each video is decoded, with other frames and crops
     seed: int = 0  # seed of frames and crops
     crop: int = CROP  # side of the crop in pixels, for videos whose short side is `of`
-    of: int | None = None
-    keys: tuple[str, ...] | None = None  # samples to use; None for all
-    # clips of one visit to a video, with the same crop: their frames are one request, one clip after the other.
+    of: int | None = None  # short side in pixels that `crop` refers to; None: every video has a crop of `crop` pixels
+    keys: tuple[str, ...] | None = None  # keys of the samples to use; None for all
+    # Number of clips of a video, with the same crop, in one request: it decodes the frames of all of them.
     together: int = 1
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -75,7 +76,7 @@ class Corpus:
 
     @cached_property
     def dataset(self) -> VideoDataset:
-        """The dataset."""
+        """The opened dataset."""
         return open_dataset(self.folder)
 
     @cached_property
@@ -108,7 +109,7 @@ class Corpus:
 
     @cached_property
     def mp4s(self) -> list[bytes]:
-        """Every sample's MP4, in memory."""
+        """The MP4 of every sample, in memory."""
         return [self.mp4(sample) for sample in range(len(self.dataset))]
 
     @cached_property
@@ -126,7 +127,10 @@ class Corpus:
         return paths
 
     def mean_packets(self) -> dict[str, float]:
-        """Return the mean packets per clip that fastvid decodes, and that a decoder without a plan decodes."""
+        """Return mean numbers of packets decoded per clip: "planned" by fastvid, "from_keys" without a decode plan.
+
+        Without a plan a decoder starts at the key frame before each frame.
+        """
         plans = [self.dataset[request.sample].table.plan(request.frames) for request in self.requests]
         return {
             "planned": float(np.mean([len(plan.packets) for plan in plans])),
@@ -143,12 +147,12 @@ def sample_frames(num_frames: int, sampling: str, rng: np.random.Generator) -> I
     else:
         start = int(rng.integers(0, max(1, num_frames - (count - 1) * stride)))
         picks = start + np.arange(count, dtype=np.int64) * stride
-    # Videos shorter than the clip repeat their last frame.
+    # In a video shorter than the clip, the last frame is repeated.
     return np.minimum(picks, num_frames - 1)
 
 
 class TaskRunner(Protocol):
-    """Runs task number n; each worker creates its own."""
+    """A function that runs task number `task`: it decodes a clip. Each worker creates its own."""
 
     def __call__(self, task: int, /) -> object: ...
 
@@ -158,11 +162,11 @@ class Contender:
     """One of the implementations that are compared."""
 
     name: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  # shown next to the name
     open_runner: Callable[[], TaskRunner]
-    workers: int
-    processes: bool = False
-    chunk: int = 1
+    workers: int  # number of threads or processes
+    processes: bool = False  # whether workers are processes
+    chunk: int = 1  # number of tasks that a thread takes at once
 
     @property
     def label(self) -> str:
@@ -172,28 +176,28 @@ class Contender:
 
 
 def spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Return the median and range of values by name."""
+    """Return median, minimum and maximum of values as ``NAME``, ``NAME_min`` and ``NAME_max``."""
     return {name: statistics.median(values), f"{name}_min": min(values), f"{name}_max": max(values)}
 
 
 @dataclass
 class RoundTimes:
-    """Measurements of one contender, one per round."""
+    """Measurements of one contender, one value per round."""
 
     rates: list[float] = field(default_factory=list)  # tasks per second of wall time
     cpu_ms: list[float] = field(default_factory=list)  # CPU milliseconds per task, all workers together
 
     def summary(self) -> dict[str, float]:
-        """Return the median and range."""
+        """Return median and range of ``rate`` and ``cpu_ms``, see `spread`."""
         return spread("rate", self.rates) | spread("cpu_ms", self.cpu_ms)
 
     def cost(self, by: str) -> float:
-        """Return the median milliseconds of a task, by "wall" or "cpu" time."""
+        """Return the median time per task in milliseconds; `by`: "wall" or "cpu" time."""
         return statistics.median(self.cpu_ms if by == "cpu" else [1e3 / rate for rate in self.rates])
 
 
 class ThreadWorkers:
-    """Threads that take tasks in turn; task runners, and so open decoders, are kept between rounds."""
+    """Threads that take tasks from a shared counter. Task runners, and their decoders, are kept between rounds."""
 
     def __init__(self, contender: Contender) -> None:
         self._chunk = contender.chunk
@@ -228,7 +232,7 @@ class ProcessWorkers:
         self._pipes: list[Connection] = []
         self._processes = []
         with safe_path():
-            self._counter = context.Value("q", 0)  # starts a process, too: the resource tracker
+            self._counter = context.Value("q", 0)  # inside the block: it starts a process, the resource tracker
             for _ in range(contender.workers):
                 ours, theirs = context.Pipe()
                 target = (theirs, self._counter, contender.open_runner)
@@ -245,7 +249,7 @@ class ProcessWorkers:
         wall = time.perf_counter()
         for pipe in self._pipes:
             pipe.send(tasks)
-        # Bytes: what decodes a corpus is not unpickled here.
+        # Received as bytes: the processes decode videos, so nothing from them is unpickled here.
         cpu = [float(pipe.recv_bytes()) for pipe in self._pipes]
         return time.perf_counter() - wall, sum(cpu)
 
@@ -273,7 +277,10 @@ def _serve(pipe: Connection, counter: Any, open_runner: Callable[[], TaskRunner]
 
 
 def measure(contenders: Sequence[Contender], tasks: int, rounds: int) -> list[RoundTimes]:
-    """Time contenders in turn: a warm-up round, then `rounds`, each starting with another contender."""
+    """Time contenders in turn: a warm-up round, then `rounds`, each starting with another contender.
+
+    `tasks`: number of tasks in a round. Returns the times of each contender, in order.
+    """
     workers = [ProcessWorkers(c) if c.processes else ThreadWorkers(c) for c in contenders]
     timings = [RoundTimes() for _ in contenders]
     try:
@@ -291,14 +298,17 @@ def measure(contenders: Sequence[Contender], tasks: int, rounds: int) -> list[Ro
 
 
 def ratio(ours: RoundTimes, theirs: RoundTimes) -> dict[str, float]:
-    """Return by what factor ours is faster: median and range over rounds, by wall and by CPU time."""
+    """Return how many times as fast `ours` is as `theirs`, by wall and by CPU time: median and range over rounds."""
     pairs = [a / b for a, b in zip(ours.rates, theirs.rates, strict=True)]
     by_cpu = [b / a for a, b in zip(ours.cpu_ms, theirs.cpu_ms, strict=True)]
     return spread("wall", pairs) | spread("cpu", by_cpu)
 
 
 class FastvidRunner:
-    """Decodes clips with one of fastvid's back-ends on a CPU."""
+    """Decodes clips with one of fastvid's back-ends on the CPU.
+
+    `product`: "rgb", or "planes" for YUV planes. `source`: "memory" for MP4s in memory, "disk" for the dataset's tars.
+    """
 
     def __init__(self, corpus: Corpus, product: str, source: str, decoder: str = "pyav") -> None:
         self._requests, self._dataset = corpus.requests, corpus.dataset

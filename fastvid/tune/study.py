@@ -1,8 +1,8 @@
 """The study of `fastvid tune`: encode a sample with every profile, compare, time, and recommend one with reasons.
 
-Quality is SSIM and PSNR against the equally scaled source, by ffmpeg. Decoding is timed by the same code as in `python
--m bench decode`: planned packets with their checksums, decoded to YUV planes in the worker's buffer, like those that a
-loader copies to a device.
+Quality is SSIM and PSNR against the source scaled to the same size, by ffmpeg. Decoding is timed by the same code as in
+`python -m bench decode`: it includes the checksums of the packets, and its output are YUV planes in the worker's
+buffer, as in a loader that converts colours on a GPU.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _MAX_PSNR: Final = 100.0
 
 
 def compare(build: FfmpegBuild, profile: Profile, path: str, encoded: bytes, limits: Limits) -> tuple[float, float]:
-    """Return SSIM (1 is equal) and PSNR in dB over all planes and frames.
+    """Return SSIM (1 is equal) and PSNR in dB, at most 100, over all planes and frames.
 
-    The sample must cover the whole source.
+    `path`: file of the source. `encoded`: MP4 of the whole source, not of a part of it.
     """
     log = comparison(build, profile, path, encoded, limits)
     ssim, psnr = _SSIM.search(log), _PSNR.search(log)
@@ -56,7 +56,7 @@ def compare(build: FfmpegBuild, profile: Profile, path: str, encoded: bytes, lim
 
 
 def comparison(build: FfmpegBuild, profile: Profile, path: str, encoded: bytes, limits: Limits) -> str:
-    """Return what ffmpeg prints of an encoded source against its input, see `build_comparison`."""
+    """Return what ffmpeg prints when it compares an encoded source with its input, see `build_comparison`."""
     with open_source(path) as source, tempfile.TemporaryFile(prefix="fastvid-") as file:
         info = probe(source, limits)
         file.write(encoded)
@@ -86,14 +86,14 @@ def build_comparison(
 ) -> list[str]:
     """Return the ffmpeg command that prints SSIM and PSNR of an encoded source against its input."""
     source = ffmpeg.input(source_url, **input_options(build, info, limits))
-    # Compare in limited range: all profiles but those of full-range codecs write it, and those are converted below.
+    # Compare in limited colour range: all profiles write it, except those of full-range codecs, converted below.
     reference = picture_filters(build, replace(profile, codec="h264", crf=0), info, source["V:0"])
     encoded = ffmpeg.input(encoded_url, f="mov", protocol_whitelist="file", threads=1)["v:0"]
     if profile.full_range:
         encoded = encoded.filter("scale", flags=SWS_FLAGS, in_range="full", out_range="limited").filter(
             "format", "yuv420p"
         )
-    # Pair frames by number, not by timestamp.
+    # Set timestamps to frame numbers, because the filters pair frames by timestamp.
     pairs = [stream.filter("settb", "1/1000").filter("setpts", "N").split() for stream in (encoded, reference)]
     scores = [ffmpeg.filter([pairs[0][n], pairs[1][n]], name) for n, name in enumerate(("ssim", "psnr"))]
     command: list[str] = ffmpeg.merge_outputs(*(ffmpeg.output(score, "-", f="null") for score in scores)).get_args()
@@ -108,9 +108,10 @@ def mean(values: list[float]) -> float:
 _LOG = logging.getLogger(__name__)
 
 VIDEOS: Final = SAMPLED
-"""Videos in the sample. Ratios between profiles settle with fewer; this many keep unusual videos from dominating."""
+"""Number of videos in the sample. Ratios between profiles are stable with fewer; this many keep unusual videos from
+dominating."""
 
-_VISITS: Final = 2  # to each video of the sample, with other frames and crops
+_VISITS: Final = 2  # how often each video of the sample is decoded, with other frames and crops
 _SHORT_SIDE: Final = 256  # short side in pixels that the crop of CROP pixels refers to
 
 
@@ -121,29 +122,29 @@ class ProfileResult:
     profile: str
     bytes: int  # size of all samples
     encode_seconds: float  # CPU seconds of all processes, including probing and verification
-    ssim: float | None
-    psnr: float | None
+    ssim: float | None  # mean over the videos, 1 is equal; None if the profile copies streams
+    psnr: float | None  # mean in dB; None like `ssim`
     clips_per_second: float  # clips per second of wall time with `workers` threads, median of the rounds
     cpu_ms: float  # CPU milliseconds per clip, median of the rounds
-    packets: float
-    packets_from_keys: float
-    rejected: Mapping[str, int] = field(default_factory=dict)
-    estimate: Estimate | None = None
+    packets: float  # mean number of packets decoded per clip
+    packets_from_keys: float  # the same without a decode plan, see `Corpus.mean_packets`
+    rejected: Mapping[str, int] = field(default_factory=dict)  # number of rejected videos by reason
+    estimate: Estimate | None = None  # of the time and size of sharding all videos
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
     """All measurements."""
 
-    videos: int
-    found: int
-    seconds: float
-    source_bytes: int
+    videos: int  # number of videos measured: those of the sample that all profiles accept
+    found: int  # number of videos that the sample was drawn from
+    seconds: float  # total length of the measured videos
+    source_bytes: int  # total size of their files
     sampling: str  # frames of a clip, see `fastvid.tune.measure.parse_sampling`
     workers: int
     seed: int
     measured: tuple[ProfileResult, ...]
-    refused: Mapping[str, str]
+    refused: Mapping[str, str]  # reasons why profiles were not measured, by name
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
@@ -236,7 +237,7 @@ def _encode_all(
             refused[profile.name] = str(error)
             continue
         if len(one.keys) * 2 < len(sample.sources):
-            # All profiles are compared on their common videos; this one would leave too few.
+            # Profiles are compared on the videos that all of them accept; with this profile they would be too few.
             refused[profile.name] = f"it accepts only {len(one.keys)} of {len(sample.sources)} videos"
             continue
         encoded.append(one)
@@ -274,7 +275,7 @@ def _result(
         sizes.append(len(data))
         if not one.profile.copies:
             scores.append(compare(build, one.profile, source.path, data, Limits()))
-    # Scaled to the common videos by their share of the sample.
+    # The CPU time of the whole sample, scaled to the videos that all profiles accept.
     spent = one.cpu_seconds * len(common) / sampled
     numbers, packets = timing.summary(), corpus.mean_packets()
     return ProfileResult(
@@ -297,13 +298,11 @@ _MAX_SSIM_LOSS: Final = 0.03
 
 
 def recommend(study: Study, need: float | None = None) -> tuple[str, list[str]]:
-    """Choose a profile; return its name, and reasons.
+    """Choose a profile; return its name and the reasons as sentences.
 
-    With a need, this is the smallest profile that is fast enough; without one, the profile with the lowest product of
-    bytes and decode time: twice the speed is worth at most twice the bytes. Profiles whose SSIM is more than 0.03 below
-    the best are excluded.
-
-    `need`: clips per second that the workers must decode.
+    `need`: clips per second that the workers must decode. If given, the smallest profile that is fast enough is chosen,
+    or the fastest if none is; if None, the profile with the lowest product of bytes and decode time: twice the speed is
+    worth at most twice the bytes. Profiles whose SSIM is more than 0.03 below the best are excluded.
     """
     if not study.measured:
         raise UsageError("no profile was measured", hint="; ".join(study.refused.values()) or None)
@@ -344,7 +343,7 @@ def _compare(chosen: ProfileResult, other: ProfileResult, study: Study) -> str:
 
 
 def _row(one: ProfileResult, seconds: float) -> dict[str, str]:
-    """Return the cells of a profile by the heads of their columns; `seconds`: length of all videos."""
+    """Return the table cells of a profile by column head; `seconds`: total length of the measured videos."""
     return {
         "profile": one.profile,
         "size": size(one.bytes),
@@ -359,7 +358,7 @@ def _row(one: ProfileResult, seconds: float) -> dict[str, str]:
 
 
 def render(study: Study, recommended: str, reasons: Sequence[str]) -> str:
-    """Render the study and what it recommends for a terminal."""
+    """Return the study, the recommended profile and the reasons as text for a terminal."""
     rows = [_row(one, study.seconds) for one in study.measured]
     body = [list(rows[0]), *(list(row.values()) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*body, strict=True)]

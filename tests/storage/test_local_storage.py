@@ -83,5 +83,5 @@ def test_what_is_no_file_is_an_error_and_not_waited_for(tmp_path, make, read):
     """Opening a named pipe waits for a writer, for ever in a downloaded folder."""
     make(tmp_path / "x")
     arguments = ("x", [(0, memoryview(bytearray(1)))]) if read == "read_into" else ("x",)
-    with pytest.raises(StorageError, match="where a file should be"):
+    with pytest.raises(StorageError, match="expected a file, found"):
         getattr(LocalStorage(str(tmp_path)), read)(*arguments)

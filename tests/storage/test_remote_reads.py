@@ -101,7 +101,7 @@ def test_permanent_fault_raises_immediately(fault, says):
         (403, "RequestTimeTooSkewed", "a", "set the clock of this machine"),
         (400, "ExpiredToken", "a", "log in again and set AWS_ACCESS_KEY_ID"),
         (400, "AuthorizationHeaderMalformed", "a", "set AWS_REGION: the bucket is in another region"),
-        (400, "", "a", "set AWS_REGION to that of the bucket, and AWS_ACCESS_KEY_ID"),
+        (400, "", "a", "set AWS_REGION to the bucket's region, and AWS_ACCESS_KEY_ID"),
         (301, "PermanentRedirect", "a", "the bucket is in another region .*set AWS_REGION"),
         (403, "", "", "set AWS_ACCESS_KEY_ID.* or AWS_SKIP_SIGNATURE=true for a public bucket: no credentials were fo"),
     ],

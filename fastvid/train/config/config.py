@@ -1,9 +1,9 @@
 """The configuration of a run: frozen dataclasses that validate themselves, one per section.
 
 A recipe is a Python file with a function ``recipe() -> Config``, found by name or path. A sweep has a function
-``sweep() -> list[Config]`` as well, or instead: one entry per model, for a strategy that trains several. Names refer to
-files in ``pipelines/``, which is next to the package in a checkout and inside it when installed. On the command line,
-``key=value`` overrides a single value; see `fastvid.train.config.overrides`.
+``sweep() -> list[Config]`` as well, or instead: one entry per model, for a strategy that trains several models. Recipes
+given by name are files in ``pipelines/``, a folder next to the package in a checkout and inside it when installed. On
+the command line, ``key=value`` overrides a single value; see `fastvid.train.config.overrides`.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class ModelConfig:
     Attributes:
         name: A name from `fastvid.models.zoo`, or ``module:callable``.
         num_classes: Width of the last layer; None uses the number of classes in the dataset.
-        channels_last: Use the channels-last memory format for the model and its batches, equal up to rounding; None
-            uses it on GPUs with `run.amp`, whose 16-bit convolutions would otherwise transpose every input.
+        channels_last: Use the channels-last memory format for the model and its batches; results are equal up to
+            rounding. None uses it on GPUs with `run.amp`, where 16-bit convolutions would transpose every input.
         weights: File of initial weights, see `fastvid.models.weights`; None uses random initialization. Two-stream
             networks take one file for both streams, or SPATIAL,TEMPORAL.
         ghost_norm: Compute batch norm over groups of `data.group_size` clips instead of over a rank's micro-batch.
         compile: Run the model through ``torch.compile``; the first steps take longer.
-        pipeline: Devices of one machine that a replica is spread over, see `fastvid.models.pipeline`. Start one rank
-            per `pipeline` devices.
-        pipeline_batches: Micro-batches in the pipeline; norm layers see one at a time.
+        pipeline: Number of devices of one machine that a replica is spread over, see `fastvid.models.pipeline`. Start
+            one rank for each group of so many devices.
+        pipeline_batches: Number of micro-batches in the pipeline; batch norm is computed over one at a time.
         options: Keyword arguments of the model, for example ``{"dropout": 0.8}``; None keeps the model's default.
     """
 
@@ -87,7 +87,7 @@ class OptimConfig:
             layer-wise rates) or "lamb" (AdamW with layer-wise rates), see `fastvid.train.parts.optim`. Or
             ``module:name``, called with the parameter groups, with ``lr`` if it accepts that, and with `options`; it
             returns a `torch.optim.Optimizer` of these groups.
-        options: Keyword arguments of an optimizer named as ``module:name``; it gets no other settings of this section.
+        options: Keyword arguments of an optimizer named as ``module:name``, which gets no other settings.
         momentum: Momentum of SGD and LARS.
         nesterov: Whether SGD uses Nesterov momentum.
         trust: Trust coefficient of LARS: fraction of a layer's weight norm that a step at rate 1 moves.
@@ -96,9 +96,9 @@ class OptimConfig:
         eps: Added to the square root of the second moment in Adam and AdaGrad.
         weight_decay: Weight decay of convolution and linear weights.
         groups: "plain" applies no weight decay to biases and norm layers; "tsm" adds TSM's rate multipliers.
-        no_decay: Parameters without weight decay, besides those that the model's own ``no_weight_decay()`` names, as
-            timm's models do: each is a part of a dotted name. The default are the position and class tokens of vision
-            transformers, as timm and transformers name them.
+        no_decay: Parts of dotted names: parameters whose name has one of them get no weight decay, nor do those that
+            the model's own ``no_weight_decay()`` names, as in timm. The default names the position and class tokens of
+            vision transformers in timm and transformers.
         warmup_epochs: Epochs of linear warm-up; may be fractional.
         warmup_start: Fraction of the rate at which warm-up starts.
         decay: Schedule after warm-up: "constant", "step" or "cosine". Or ``module:name``: a pure function of the
@@ -111,10 +111,10 @@ class OptimConfig:
         clip_norm: Maximum norm of the whole gradient; None disables clipping.
         ema_decay: Decay of an exponential moving average of the weights for each step of `base_batch_size` clips; a
             larger batch counts as several such steps. Evaluation uses the average. None disables it.
-        head_lr_mult: Multiplier of the rate of the last layer, or of both streams' last layers, in addition to those of
-            `groups`.
+        head_lr_mult: Multiplier of the rate of the last layer, or of both streams' last layers, on top of the
+            multipliers of `groups`.
         layer_decay: Multiplier of the rate from each layer to the one below, 0 < x <= 1, for fine-tuning; see
-            `fastvid.train.parts.optim`. None for none.
+            `fastvid.train.parts.optim`. None uses one rate for all layers.
         freeze: Frozen parts: ``PREFIX`` for the whole run, or ``PREFIX:EPOCHS``; see `fastvid.train.parts.replica`.
     """
 
@@ -173,22 +173,23 @@ class RunConfig:
     """Length, output, checkpoints and precision of a run.
 
     Attributes:
-        out: Local folder of the run: config.json, which is the newest of config-001.json and so on, one of each start,
+        out: Local folder of the run: config-001.json and so on, one for each start, config.json, a copy of the newest,
             metrics.jsonl, summary.json and checkpoints/.
         checkpoints: Folder or URL of the checkpoints, for example s3://bucket/run; None uses ``out/checkpoints``. If
             each node has its own folder, the newest checkpoint of all nodes is loaded.
         epochs: Passes over the training split.
         seed: Seed of the sample order, augmentation, weight initialization and dropout.
-        micro_batch_size: Maximum clips per forward pass of a rank; a larger share accumulates gradients, so that a
-            smaller world keeps the global batch size. None computes the whole share in one pass.
+        micro_batch_size: Maximum clips per forward pass of a rank; if its share of a batch is larger, gradients are
+            accumulated, so that fewer ranks can train with the same global batch size. None computes the whole share in
+            one pass.
         amp: Automatic mixed precision: "off", "bf16" or "fp16", which requires CUDA.
-        log_every_steps: Steps between two rows of metrics; None is 20, or fewer in a short run: an
-            epoch's, and so few that there are 50 rows.
+        log_every_steps: Steps between two rows of metrics. None is 20, or fewer in a short run: at least one row per
+            epoch and 50 rows in total.
         eval_every_epochs: Epochs between two evaluations; the last epoch is always evaluated.
         checkpoint_every_s: Seconds between two checkpoints inside an epoch; every epoch also ends with one.
         keep_checkpoints: How many of the newest checkpoints to keep, in addition to the best one.
         resume: Resume from the newest checkpoint; if False, a folder that has one is an error.
-        timeout_s: Seconds to wait for a peer before it is considered dead.
+        timeout_s: Seconds to wait for another rank before it is considered dead.
         loggers: Where rank 0 sends metrics besides metrics.jsonl, which is always written: "tensorboard" (to
             `out`/tensorboard), "wandb", and ``module:name`` of a `fastvid.train.Logger`. "jsonl" may be named, too.
         callbacks: ``module:name`` of each `fastvid.train.Callback`, called on every rank at fixed points of the run.
@@ -328,7 +329,7 @@ def load(recipe: str, changes: Sequence[str] = ()) -> Config:
 
 
 def load_all(recipe: str, changes: Sequence[str] = ()) -> list[Config]:
-    """Return the configurations of all models: from ``sweep()`` if defined, else that of `load`."""
+    """Return the configurations of all models: those of ``sweep()`` if the recipe has it, else the one of `load`."""
     path = find(recipe)
     make = _function(path, "sweep")
     if make is None:
@@ -340,7 +341,7 @@ def load_all(recipe: str, changes: Sequence[str] = ()) -> list[Config]:
 
 
 def _function(path: Path, name: str) -> Any:
-    """Return a function of the file; None if it has none of that name."""
+    """Execute a recipe file and return its function `name`; None if it defines no such function."""
     found = runpy.run_path(str(path), run_name=f"fastvid_recipe_{path.stem}").get(name)
     return found if callable(found) else None
 

@@ -32,8 +32,8 @@ class DatasetConfig:
         path: Folder or URL of the dataset.
         split: Split to train on; None for all samples.
         where: Filter over the annotations' columns.
-        generation: Number or tag of its generation, as `DataConfig.generation`.
-        weight: Its share of an epoch, positive; shares need not add up to one. None without weights.
+        generation: Number or tag of the dataset's generation, as `DataConfig.generation`.
+        weight: Relative share of an epoch, positive; shares need not add up to one. None in a mixture without weights.
     """
 
     path: str
@@ -46,7 +46,7 @@ class DatasetConfig:
 def check_mixture(mixture: Mapping[str, DatasetConfig], weight: float | None, epoch_samples: int | None) -> None:
     """Check the settings of a mixture.
 
-    `epoch_samples`: samples in an epoch.
+    `weight`: weight of the dataset of `DataConfig.path`. `epoch_samples`: samples in an epoch.
     """
     check_least(1, **{"data.epoch_samples": epoch_samples})
     shares = {"data.weight": weight} | {f"data.mixture.{name}.weight": part.weight for name, part in mixture.items()}
@@ -69,7 +69,7 @@ def check_mixture(mixture: Mapping[str, DatasetConfig], weight: float | None, ep
         if given and share is None:
             raise UsageError(f"{next(iter(given))} is set, but {key} is not", hint=f"set {key}, or no weight at all")
         if share is not None and not 0 < share < math.inf:
-            raise UsageError(f"{key} is {share}, expected a positive number", hint="leave out what is not to be used")
+            raise UsageError(f"{key} is {share}, expected a positive number", hint="remove a dataset you do not want")
 
 
 SAMPLERS: Final = {"segments": Segments, "dense": Dense, "uniform": Uniform, "window": Window}
@@ -77,7 +77,7 @@ SAMPLERS: Final = {"segments": Segments, "dense": Dense, "uniform": Uniform, "wi
 
 
 def find_sampler(name: str) -> type[Any]:
-    """Return the class of a sampler."""
+    """Return the class of a sampler, given its name or ``module:class``."""
     if name not in SAMPLERS and ":" not in name:
         raise UsageError(f"unknown sampler {name!r}", hint=f"use one of {', '.join(SAMPLERS)}; or module:class")
     kind = SAMPLERS.get(name) or import_name("sampler", name)
@@ -130,10 +130,10 @@ class DataConfig:
         split: Split to train on; None for all samples.
         eval_split: Split to evaluate on; None for no evaluation.
         where: Filter over the annotations' columns, for both splits.
-        mixture: Further datasets to train on, by name, see `fastvid.Mixture`; in it that of `path` is named "main".
-            Classes are merged by name, and those of `path` come first. The evaluation is that of `path` alone.
+        mixture: Further datasets to train on, by name, see `fastvid.Mixture`; the dataset of `path` has the name "main"
+            there. Classes are merged by name, those of `path` first. Only the dataset of `path` is evaluated on.
         weight: Share of `path` in an epoch of a mixture with weights.
-        epoch_samples: Samples in an epoch of a mixture with weights; None for as many as all datasets have.
+        epoch_samples: Samples in an epoch of a mixture with weights; None for the sum over all datasets.
         label: Column that contains the class, an integer from 0.
         frames: Sampler of the frames of a clip.
         eval_frames: The same for evaluation.
@@ -145,23 +145,25 @@ class DataConfig:
         global_batch_size: Clips per step over all ranks, whatever the world size.
         eval_batch_size: Clips per evaluation batch over all ranks.
         last: Samples left at the end of an epoch: "drop", "mask" or "keep", see `fastvid.Workers`.
-        generation: Number or tag of the generation of the dataset; None is the current one. A run keeps the generation
-            with which it starts, also if the tag moves.
+        generation: Number or tag of the generation (version) of the dataset; None is the current one. A run keeps the
+            generation it started with, even if the tag moves.
         decoder: Decoder backend, or "auto".
         num_threads: Decode threads or worker processes per rank; None uses all cores available to the rank.
-        workers: "thread", or "process", which keeps decoding off the GIL of the step, see `fastvid.Workers`.
+        workers: "thread", or "process", where decoding does not compete with the training step for the GIL, see
+            `fastvid.Workers`.
         prefetch: Batches to prefetch.
         group_size: Consecutive clips of a global batch that always go to the same rank, so that operations over
             several clips (ghost batch norm, mixing) give the same result for any world size. Each rank's share then
             consists of whole groups.
-        shuffle: True for a uniformly random order; a `fastvid.BlockShuffle` for one that reads few shards at a time.
+        shuffle: True for a uniformly random order; a `fastvid.BlockShuffle` for an order that reads few shards at a
+            time.
         balance: Class shares of an epoch, such as ``fastvid.ClassBalanced()``; None visits every sample once.
-        clips_per_video: Clips of each visited video, neighbours in the batch (repeated augmentation); divides
-            `global_batch_size`. An epoch still has as many videos, and so many times as many clips.
+        clips_per_video: Clips of each video, adjacent in the batch (repeated augmentation); divides
+            `global_batch_size`. An epoch still has as many videos, and this many times as many clips.
         fields: Columns of the annotations that batches contain, in `Batch.fields`.
         dtype: Type of the clips on the device: "float32", or "bfloat16" or "float16" with `run.amp`.
-        mean: Mean of R, G, B in 0 to 1 that is subtracted; ImageNet's by default.
-        std: Standard deviation of R, G, B that values are then divided by.
+        mean: Mean of R, G, B, subtracted from pixel values in 0 to 1; ImageNet's by default.
+        std: Standard deviation of R, G, B; values are divided by it after the mean is subtracted.
         on_error: What to do when a clip fails to decode: "raise" stops the run; "skip" masks it in the loss and
             counts it. It is never replaced by another clip.
     """
@@ -235,7 +237,7 @@ class DataConfig:
 
     @property
     def num_frames(self) -> int:
-        """Frames of every clip."""
+        """Number of frames of every clip."""
         length = clip_length(self.frames)
         assert length is not None
         return length

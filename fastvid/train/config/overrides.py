@@ -3,7 +3,8 @@
 Every key must exist. The new configuration is built once, from all overrides together, so that values that are only
 valid together can be set together.
 
-The functions before them check values of a section of the configuration; their messages name the dotted key.
+The first functions check values in a section of the configuration (such as `DataConfig`); their messages name the
+dotted key (``data.path``).
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ def at_least(least: float, config: Any, *names: str) -> None:
 
 
 def one_of(config: Any, name: str, allowed: Any) -> None:
-    """Check that a value of a section is one of a Literal's."""
+    """Check that a value of a section is one of the values of a Literal type."""
     check_choice(f"{_section(config)}.{name}", getattr(config, name), get_args(allowed))
 
 
 def one_of_or_own(config: Any, name: str, allowed: Any, options: Mapping[str, Any], options_name: str) -> None:
-    """Check that a value is one of a Literal's, which have no options, or has the form ``module:name``."""
+    """Check that a value is one of a Literal's or ``module:name``, and that only the latter has options."""
     value, key = getattr(config, name), f"{_section(config)}.{name}"
     _known_or_own(f"{key} is", value, get_args(allowed))
     if options and ":" not in value:
@@ -48,7 +49,7 @@ def one_of_or_own(config: Any, name: str, allowed: Any, options: Mapping[str, An
 
 
 def each_of_or_own(config: Any, name: str, allowed: Any) -> None:
-    """Check that each value of a tuple is one of a Literal's, if any, or has the form ``module:name``; none twice."""
+    """Check that each value of a tuple is one of a Literal's (None: none) or ``module:name``, without duplicates."""
     values, key = getattr(config, name), f"{_section(config)}.{name}"
     if isinstance(values, str):
         raise UsageError(f"{key} is {values!r}, expected a tuple of names", hint=f"write ({values!r},)")
@@ -71,13 +72,13 @@ Root = TypeVar("Root")
 Tree = dict[str, "Tree | str"]
 
 NAMED: Final = "named"
-"""Key in the metadata of a field whose value is an object of a class that a user may name: how to find the class.
+"""Key in a field's metadata. Its value is a function that returns a class, given the name that a user chose for it.
 
-``key=NAME`` then makes a new object of that class, with the values of ``key.OPTION=`` as its fields.
+``key=NAME`` then creates an object of that class, with the values of ``key.OPTION=`` as its fields.
 """
 
 _NONE = "none"
-_OWN = ""  # the value of a key in a tree that also has keys inside it
+_OWN = ""  # in a tree, the entry with the key's own value, where keys inside it are given as well
 
 
 def apply(config: Root, overrides: Sequence[str]) -> Root:
@@ -159,7 +160,7 @@ def _insert(tree: Tree, key: str, value: str) -> None:
 
 
 def _changed(kind: Any, current: Any, tree: Tree, prefix: str) -> Any:
-    """Return an object of a dataclass with some values changed; a new one if `current` is None."""
+    """Return a copy of the dataclass object `current` with changed values, or if it is None a new `kind`."""
     hints, known = get_type_hints(kind), {item.name: item for item in fields(kind) if item.init}
     changes: dict[str, Any] = {}
     for name, value in tree.items():
@@ -178,7 +179,7 @@ def _changed(kind: Any, current: Any, tree: Tree, prefix: str) -> Any:
 
 
 def _value(hint: Any, now: Any, value: Tree | str, key: str, find: Any = None) -> Any:
-    """Return the new value of a field of that type, or of an entry of a mapping; it is `now` before."""
+    """Return the new value of a field, or of a mapping's entry, whose type is `hint` and old value is `now`."""
     own, inside = (value, {}) if isinstance(value, str) else (value.get(_OWN), value)
     if find is not None and isinstance(own, str):
         return _changed(find(own), None, inside, f"{key}.")
@@ -228,11 +229,11 @@ def _unknown(kind: Any, current: Any, prefix: str, name: str) -> UsageError:
     here += [f"{prefix}{one}.NAME" for one in _names(kind) if getattr(current, one, None) == {}]
     key = f"{prefix}{name}"
     if not here:
-        return UsageError(f"{key} is not a setting", hint="remove it, there are none here")
+        return UsageError(f"{key} is not a setting", hint="remove it: this part has no settings")
     leaves = {one.rpartition(".")[2]: one for one in reversed(here)}
     longer = sorted((leaf for leaf in leaves if name in leaf.split("_")), key=len)
     near = difflib.get_close_matches(name, leaves, n=1) or longer
-    # All settings of a recipe are more than anybody reads.
+    # At the top level the list of all settings would be too long to read.
     known = f"known are {', '.join(here)}" if prefix or not near else "`fastvid train RECIPE --show` lists all"
     hint = f"did you mean {leaves[near[0]]}? {known}" if near else known
     return UsageError(f"{key} is not a setting", hint=hint)

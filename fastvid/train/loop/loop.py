@@ -34,7 +34,7 @@ from fastvid.train.tasks.task import CLIPS, LOSS, Phase, Sums
 
 @dataclass(frozen=True)
 class Stepper:
-    """Runs training steps."""
+    """Runs training steps: forward and backward of a batch, optimizer step, synchronization."""
 
     config: Config
     member: Member
@@ -48,8 +48,8 @@ class Stepper:
         not depend on how the share is split into micro-batches, unless a layer such as batch norm combines several
         clips.
 
-        Returns sums over the share's scored rows, see `Task.measure`; and the norm of the gradient before
-        clipping, or None without clipping.
+        Returns the sums of the loss and of the task's numbers (`Task.measure`) over the share's scored clips, and the
+        norm of the gradient before clipping, or None without clipping.
         """
         device, run, task = self.member.device, self.config.run, self.config.task
         group_size, clip_norm = self.config.data.group_size, self.config.optim.clip_norm
@@ -65,8 +65,8 @@ class Stepper:
             replica.freezer.freeze_norms(replica.samples)
         sums: Sums | None = None
         slices = micro_batches(batch.num_rows, run.micro_batch_size, group_size)
-        # Autocast forgets its half-precision weights when the outermost context ends. This one keeps them for all
-        # micro-batches; it is disabled, because backward must not run under autocast.
+        # Autocast drops its cached half-precision weights when the outermost context ends. This outer context keeps
+        # them for all micro-batches; it is disabled, because backward must not run under autocast.
         with torch.autocast(device.type, enabled=False):
             for rows in slices:
                 part = batch.rows(rows)
@@ -100,7 +100,7 @@ class Stepper:
 
 
 def _reducing(forward: Any, *, last: bool) -> contextlib.AbstractContextManager[None]:
-    """Return a context for a micro-batch, in which DDP reduces gradients after the last one of a step only."""
+    """Return a context for a micro-batch in which DDP all-reduces gradients only if it is the `last` of a step."""
     wait: Callable[[], contextlib.AbstractContextManager[None]] | None = getattr(forward, "no_sync", None)
     return contextlib.nullcontext() if last or wait is None else wait()
 
@@ -108,7 +108,8 @@ def _reducing(forward: Any, *, last: bool) -> contextlib.AbstractContextManager[
 def micro_batches(rows: int, limit: int | None, group: int = 1) -> list[slice]:
     """Return the fewest slices of at most `limit` rows that cover all rows; one slice if `limit` is None.
 
-    Their sizes differ by at most one group, and a group of `group` rows is never split.
+    A group of `group` consecutive rows is never split, so a slice has at least one group, even if `limit` is smaller.
+    The sizes of the slices differ by at most one group.
     """
     groups, most = -(-rows // group), max(1, (limit or rows) // group)
     parts = -(-groups // most)
@@ -133,14 +134,14 @@ def step_seed(seed: int, samples: int, rank: int) -> int:
     A resumed run thus draws the same numbers, and checkpoints need no generator state.
     """
     text = f"{seed}:{samples}:{rank}".encode()
-    # 63 bits: torch refuses larger seeds.
+    # 63 bits, because torch rejects larger seeds.
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
 log = logging.getLogger(__name__)
 
-_LEAST_ROWS: Final = 50  # of a run, if it has so many steps, so that it has a curve
-_LOG_EVERY_STEPS: Final = 20  # if not set; a step's row takes a sum over the ranks, and one line on the console
+_LEAST_ROWS: Final = 50  # minimum rows of metrics of a run, if it has as many steps: enough to plot a curve
+_LOG_EVERY_STEPS: Final = 20  # the default; each row costs a sum over the ranks and one line on the console
 
 
 def score_of(
@@ -150,7 +151,7 @@ def score_of(
     device: torch.device,
     add_up: Callable[[Tensor], Tensor] = lambda values: values,
 ) -> Score:
-    """Evaluate a replica, with its averaged weights if it has them; `add_up` sums over the ranks."""
+    """Evaluate a replica, with its averaged weights (EMA) if it has them; `add_up` sums a tensor over the ranks."""
     run = config.run
     with replica.averaged():
         return evaluate(
@@ -163,9 +164,9 @@ def score_of(
 class Trainer:
     """Trains the replica of one process.
 
-    `callbacks`: called after rows of metrics, evaluations and checkpoints. `lineage`: the samples that the weights
-    have seen. `clips_per_s`: mean clips per second of this process since it started, over all replicas, excluding
-    evaluations and checkpoints.
+    `callbacks`: called after rows of metrics, evaluations and checkpoints. `lineage`: record of the samples that the
+    weights were trained on. `clips_per_s`: mean clips per second since this process started, of all ranks together,
+    without the time of evaluations and checkpoints.
     """
 
     config: Config
@@ -183,7 +184,7 @@ class Trainer:
     def __post_init__(self) -> None:
         config, member, replica, loader = self.config, self.member, self.replica, self.loader
         self.lineage = Lineage()
-        self._own = Lineage()  # of this rank, since the lineage was last summed over the ranks
+        self._own = Lineage()  # samples of this rank since the lineage was last summed over the ranks
         self.score: Score | None = None
         self.clips_per_s = 0.0
         self._steps = self._logged = 0
@@ -194,7 +195,7 @@ class Trainer:
         self._delivered = 0  # clips of the global batches since the last row of metrics
         self._seen = 0  # samples of all replicas after the last step
         self._position = loader.state_dict()
-        self._sums: Sums | None = None  # of this rank, since the last row of metrics
+        self._sums: Sums | None = None  # sums over this rank's clips since the last row of metrics
         self._watch, self._whole = Stopwatch(), Stopwatch()
         self._exposure = Exposure(replica.model, member.device) if member.world.size > 1 else None
         self._telemetry = Telemetry.of(config, member, replica.model)
@@ -285,12 +286,12 @@ class Trainer:
         self._saved_samples = self.replica.samples
 
     def _requests(self) -> Tensor:
-        """Return this rank's requests, int64 [stop, save]; their sum makes all ranks act after the same step."""
+        """Return this rank's requests, int64 [stop, save], 1 or 0. All ranks act on the sum, so after the same step."""
         late = time.monotonic() - self._saved_at >= self.config.run.checkpoint_every_s
         return torch.tensor([int(self.stop.requested), int(late and self._writes)])
 
     def _advance(self, replica: Replica, epoch: int, batch: Batch) -> None:
-        """Count a finished step over all ranks that share the batch."""
+        """Count a finished step: the clips of the whole global batch, on each rank that shares it."""
         samples = batch.stop - batch.start
         replica.samples += samples
         self._own.add(epoch, *Lineage.of(batch))
@@ -335,7 +336,7 @@ class Trainer:
             self.callbacks.call("on_step", row)
 
     def _refuse_nonfinite(self, replica: Replica) -> None:
-        """Raise if the loss since the last row of metrics, or the state, is not finite, on any rank."""
+        """Raise if the loss since the last row of metrics, or a value of the replica, is not finite on any rank."""
         broken = replica.nonfinite()
         own = 0.0 if self._sums is None else float(self._sums[LOSS])
         loss, count = self.strategy.total(torch.tensor([own, len(broken)], dtype=torch.float64))().tolist()
@@ -367,7 +368,10 @@ class Trainer:
             self.checkpoints.wait()
 
     def _save(self, replica: Replica) -> bool:
-        """Save a checkpoint if the state is new. Return False if the ranks have no common model now."""
+        """Save a checkpoint if the model was trained since the last one.
+
+        Returns False, without saving, if the ranks' models differ now and the strategy cannot make them equal.
+        """
         with self._watch.paused(), self._whole.paused():
             if not self.strategy.settle(replica):
                 return False
@@ -403,5 +407,5 @@ def _diverged(what: str, replica: Replica) -> FastvidError:
 
 
 def _several(names: Sequence[str]) -> str:
-    """Return the first name and the number of others, with a verb."""
+    """Return "NAME is" for one name, or "NAME and N more are"."""
     return f"{names[0]} is" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more are"

@@ -1,21 +1,21 @@
 """The base class of synchronization strategies, which the training loop calls at fixed points.
 
-The loop does not know which strategy it has. Its calls:
+The loop treats all strategies alike. It calls these methods:
 
-    prepare         once, after a resume: make the replicas equal
-    rounds          yields what this rank trains on next, until the run is finished
+    prepare         once, after a checkpoint is loaded: make the replicas equal
+    rounds          yields the batches that this rank trains on next, until the run is finished
     loss_scale      factor of a rank's weighted loss
-    agree           before each step: share this rank's requests with the other ranks
+    agree           before each step: send this rank's requests to stop or save to the other ranks
     maybe_sync      after each optimizer step
-    has_one_model   after that: whether the average of the weights takes in the model now
-    total           sum numbers over the replicas
-    settle          before a checkpoint or an evaluation: bring all ranks to one model
+    has_one_model   after maybe_sync: whether the moving average of the weights is updated from the model now
+    total           sum numbers over the ranks
+    settle          before a checkpoint or an evaluation: give all ranks the same model
     scored          after an evaluation
     numbers         further columns of a row of metrics
     lineage         for a checkpoint: the samples trained on, if the strategy records them itself
 
 `Strategy` has a default for each. `fastvid.train.strategies` lists the strategies that come with fastvid; a
-user-defined one is ``sync=module:class`` and can do everything that they can.
+user-defined strategy is named by ``sync=module:class`` and uses the same methods.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A replica and the batches that it trains on next.
+    """A replica and the batches that it trains on next, up to the end of an epoch.
 
     Attributes:
         replica: The replica to train.
@@ -63,9 +63,9 @@ class Round:
 class Strategy:
     """Base class of all strategies; one object per process. Override what differs.
 
-    If ranks share batches, each method is called on every rank at the same point of the run, so its collective
-    operations match. If they do not, each rank runs at its own pace, and only `prepare` and the code of `rounds` before
-    its first yield are reached by all ranks.
+    If ranks share batches, each method is called on every rank at the same point of the run, so collective operations
+    in it match. If they do not, each rank runs at its own pace, and collective operations are safe only in `prepare`
+    and in `rounds` before its first yield.
 
     Options of a strategy are keyword arguments of its class.
 
@@ -94,10 +94,10 @@ class Strategy:
 
     @classmethod
     def rehearse(cls, configs: Sequence[Config], world_size: int) -> None:
-        """Raise, without writing anything, what a run would raise because of this strategy before its first step.
+        """Raise the errors that a run would raise because of this strategy before its first step; write nothing.
 
-        Called by a dry run, after `check`. By default it builds the strategy for the one model. A strategy with its own
-        `start` does here what `start` does before the first step.
+        Called by a dry run, after `check`. By default it builds the strategy for the one model. A strategy that
+        overrides `start` does here what `start` does before the first step.
 
         Args:
             configs: One per model.
@@ -143,7 +143,8 @@ class Strategy:
     def loss_scale(self, weight: Tensor) -> Tensor | float:  # noqa: ARG002
         """Return the factor of this rank's loss.
 
-        By default, the mean over the ranks is the mean over the global batch, even if shares differ in size.
+        With the default factor, the mean of the losses over the ranks is the mean over the global batch, even if the
+        ranks have shares of different sizes.
 
         Args:
             weight: Sum of the weights of this rank's clips, on the device; the sum over all ranks is at most one.
@@ -151,11 +152,11 @@ class Strategy:
         return float(self.world_size) if self.shares_batches else 1.0
 
     def agree(self, requests: Tensor) -> Callable[[], Tensor | None]:
-        """Start sharing this rank's requests with the other ranks, before a step, without blocking.
+        """Start sending this rank's requests to the other ranks, before a step, without blocking.
 
         Args:
-            requests: int64 on the CPU, 0 for no request. The loop repeats a request before every step until it is
-                granted, so a strategy may drop it.
+            requests: int64 [2] on the CPU: whether to stop, whether to save; 1 or 0. The loop repeats a request before
+                every step until the ranks act on it, so a strategy may drop it.
 
         Returns:
             A function to call after the step. It returns the sum of all requests, the same on every rank; or None if
@@ -175,18 +176,19 @@ class Strategy:
     def has_one_model(self) -> bool:
         """Return whether all ranks have the same parameters now, after `maybe_sync`.
 
-        ``optim.ema_decay`` averages the models of these moments, and those that `settle` makes.
+        The moving average of ``optim.ema_decay`` is updated at these points, and after `settle`.
         """
         return self.steps_alike or self.world_size == 1
 
     def total(self, values: Tensor) -> Callable[[], Tensor]:
-        """Start summing `values`, a CPU tensor, over the replicas, without blocking.
+        """Start summing `values`, a CPU tensor, over the ranks, without blocking.
 
         Called only where replicas communicate: after a step for which `agree` returned a sum, in an evaluation, and
         after `settle`.
 
         Returns:
-            A function that waits for the sum. If replicas share no batches, it returns this rank's own values.
+            A function that waits for the sum and returns it. If ranks share no batches, it returns this rank's own
+            values.
         """
         if self.world_size == 1 or not self.shares_batches:
             return lambda: values
@@ -199,7 +201,7 @@ class Strategy:
         return wait
 
     def settle(self, replica: Replica) -> bool:  # noqa: ARG002
-        """Bring all ranks to the one model that a checkpoint stores and an evaluation scores.
+        """Give all ranks the same model, which a checkpoint then stores or an evaluation scores.
 
         Returns:
             False if that is impossible now; the loop then retries after the next step.
@@ -217,10 +219,10 @@ class Strategy:
         """Restore the strategy's part of a checkpoint; called on every rank, before `prepare`."""
 
     def lineage(self) -> list[dict[str, int | str]] | None:
-        """Return the samples that all replicas trained the settled model on.
+        """Return the samples that the model was trained on by all ranks, after `settle`.
 
-        The format is that of `fastvid.train.parts.replica.Lineage.state_dict`. None makes the loop sum the
-        samples of the ranks' batches itself.
+        The format is that of `fastvid.train.parts.replica.Lineage.state_dict`. With None, the loop counts the samples
+        of the ranks' batches itself.
         """
         return None
 
@@ -243,7 +245,7 @@ def _only(configs: Sequence[Config]) -> Config:
 
 
 def find_strategy(name: str) -> type[Strategy]:
-    """Return the class of a strategy."""
+    """Return the class of a strategy, given its name or ``module:class``."""
     known = _strategies().BUILT_IN
     if name not in known and ":" not in name:
         raise UsageError(f"unknown sync {name!r}", hint=f"use one of {', '.join(sorted(known))}; or module:class")
@@ -254,13 +256,13 @@ def find_strategy(name: str) -> type[Strategy]:
 
 
 def strategy_of(config: Config) -> type[Strategy]:
-    """Return the class of a configuration's strategy."""
+    """Return the class of a configuration's strategy, after checking that it supports the configuration."""
     kind = find_strategy(config.sync)
     kind.check(config)
     if config.optim.ema_decay is not None and not (kind.shares_batches or kind.steps_alike):
         raise UsageError(
-            f"sync={config.sync} does not support optim.ema_decay: its ranks step independently and have one model "
-            "for a checkpoint only, whose time would change the average",
+            f"sync={config.sync} does not support optim.ema_decay: its ranks step independently and have the same "
+            "model only at checkpoints, so the average would depend on when checkpoints are written",
             hint="set optim.ema_decay=none",
         )
     return kind
@@ -269,10 +271,9 @@ def strategy_of(config: Config) -> type[Strategy]:
 def build_strategy(
     name: str, member: Member, options: Mapping[str, Any], *, timeout_s: float | None = None
 ) -> Strategy:
-    """Build a strategy, with a batch policy if the options ask for one.
+    """Build a strategy, with a batch policy if the options name one.
 
-    `timeout_s`: seconds to wait for a peer: the value of an option ``timeout_s`` that the strategy has and
-    `options` do not give.
+    `timeout_s`: default of the strategy's option ``timeout_s``, if it has one: seconds to wait for another rank.
     """
     kind = find_strategy(name)
     own, policy = split_options(name, kind, options)
@@ -284,17 +285,17 @@ def build_strategy(
 
 
 def split_options(name: str, kind: type[Strategy], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of the strategy itself, and those of its batch policy."""
+    """Split `options` into those of the strategy itself and those of a batch policy; raise if one is unknown."""
     known = _parameters(kind)
     policies = kind.shares_batches and any(option.startswith("batch") for option in options.keys() - set(known))
     policy = _parameters(_batch_policy()) if policies else []
     if unknown := sorted(options.keys() - {*known, *policy}):
         raise UsageError(
             f"sync {name!r} has no option {', '.join(map(repr, unknown))}",
-            hint=f"use one of {', '.join([*known, *policy])}" if known or policy else "remove it, there are no options",
+            hint=f"use one of {', '.join([*known, *policy])}" if known or policy else "remove it: there are no options",
         )
     defaults = {option: one.default for option, one in inspect.signature(kind).parameters.items()}
-    # On the command line, the name "none" of an option is read as None.
+    # The command line turns the text "none" into None; turn it back where "none" is the option's default.
     own = {
         option: "none" if value is None and defaults[option] == "none" else value
         for option, value in options.items()
@@ -310,7 +311,7 @@ def split_options(name: str, kind: type[Strategy], options: Mapping[str, Any]) -
 
 
 def _strategies() -> Any:
-    """Return the package of the strategies, which import this module."""
+    """Import and return the package of the strategies; not at the top, because the strategies import this module."""
     return importlib.import_module("fastvid.train.strategies")
 
 

@@ -1,6 +1,7 @@
 """Evaluation of every sample exactly once over all ranks, without padding or replacement.
 
-`Gathered` are predictions and targets of the samples of a split, summed over views and gathered from all ranks.
+`Gathered` collects the predictions and targets of a split's samples from all ranks, summed over the views of each
+sample. A view is one of several clips or crops of a video.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class Gathered:
         self._views.index_add_(0, where, torch.ones(len(where), dtype=torch.float64))
 
     def add_up(self, add_up: Callable[[Tensor], Tensor]) -> Gathered:
-        """Add up over the ranks, each of which has other rows, and return self."""
-        # A rank of a small split may have received no rows, and does not know how wide they are.
+        """Sum over the ranks, each of which has seen different samples, and return self."""
+        # With a small split a rank may have received no rows, so it must learn their width from the others.
         parts = [_EMPTY if part is None else part for part in (self._predictions, self._targets)]
         known = torch.tensor([[part.shape[-1], int(part.ndim == 2)] for part in parts], dtype=torch.float64)
         widths = [int(width / max(1, ranks)) for width, ranks in add_up(known.reshape(-1)).view(2, 2).tolist()]
@@ -64,7 +65,8 @@ class Gathered:
         return self
 
     def means(self, num_views: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return predictions [n, k], targets [n, t] of the samples with all their views, and which these are, [N]."""
+        """Return the mean predictions [n, k] and targets [n, t] of the n samples whose views were all seen, and which
+        of the split's samples these are, bool [N]."""
         if bool((self._views > num_views).any()):
             raise StateError(f"a video was scored {int(self._views.max())} times, the protocol has {num_views} views")
         whole = self._views == num_views
@@ -88,10 +90,10 @@ log = logging.getLogger(__name__)
 class Score:
     """The result of an evaluation."""
 
-    # the metrics of the task by name, with units in the names; ``loss`` is the mean over the scored samples, nan
-    # if none was scored.
+    # Metrics of the task by name, with units in the names; ``loss`` is the mean over the scored samples, nan if no
+    # sample was scored.
     numbers: Mapping[str, float]
-    value: float
+    value: float  # how good the model is, see `Task.value`; higher is better
     scored: int  # samples scored; fewer than `total` only if clips failed to decode and the loader skips such clips
     total: int  # number of samples in the split
 

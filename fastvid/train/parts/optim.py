@@ -2,10 +2,10 @@
 
 LARS and LAMB, for very large batches, scale each layer's step by weight norm / update norm. Parameters of groups
 without weight decay (biases and norms) take the unscaled step, as in the authors' code. All parameters of a group are
-updated together by torch's ``_foreach`` functions, whose operations and their order are those of one parameter at a
-time.
+updated together by torch's ``_foreach`` functions, which compute the same operations in the same order as a loop over
+the parameters.
 
-The last layers of a model, and how deep each parameter is, are found from the names of modules and parameters.
+A model's last layers, and the depth of each parameter, are found from the names of modules and parameters.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ class Lamb(Optimizer):
 
 
 def _alike(parameters: Iterable[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Return parameters with their gradients, if any, by device and dtype: each group is updated by few kernels."""
+    """Return pairs of parameters and their gradients, one pair per device and dtype; parameters without one are left
+    out. Each pair can be updated by a few kernels."""
     found: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
@@ -134,14 +135,14 @@ def _alike(parameters: Iterable[Tensor]) -> list[tuple[list[Tensor], list[Tensor
 
 
 def _state(state: dict[str, Any], parameter: Tensor, *names: str) -> tuple[Tensor, ...]:
-    """Return tensors of a parameter's state, zeros at first."""
+    """Return the named tensors of a parameter's optimizer state, created as zeros on first use."""
     return tuple(
         state[name] if name in state else state.setdefault(name, torch.zeros_like(parameter)) for name in names
     )
 
 
 def _norms(tensors: list[Tensor]) -> Tensor:
-    """Return the norm of each tensor."""
+    """Return the norm of each tensor, [tensors]."""
     return torch.stack(torch._foreach_norm(tensors))
 
 
@@ -151,15 +152,15 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.where((numerator > 0) & (denominator > 0), numerator / safe, 1.0)
 
 
-# Progress at which a schedule of the user's own is tried before the run.
+# A user-defined schedule is tried at these points of its progress before the run starts.
 _TRIED = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 class Schedule:
     """A learning rate schedule: linear warm-up, then decay.
 
-    `samples_per_epoch`: samples trained on per epoch. `rate`: the full rate. `total`: samples of the whole run.
-    `milestones`: samples at which "step" multiplies the rate, ascending.
+    `samples_per_epoch`: samples trained on per epoch. `rate`: the rate at the end of warm-up. `total`: samples of the
+    whole run. `milestones`: numbers of samples after which "step" multiplies the rate, ascending.
     """
 
     def __init__(self, optim: OptimConfig, *, epochs: int, samples_per_epoch: int, global_batch_size: int) -> None:
@@ -199,7 +200,7 @@ class Schedule:
 
 
 def _foreign(optim: OptimConfig) -> Callable[[float], Any]:
-    """Return the schedule that ``module:name`` names, with its options, after trying it."""
+    """Return the user-defined schedule that ``optim.decay=module:name`` names, with its options, after trying it."""
     function = import_name("optim.decay", optim.decay)
     if not callable(function):
         raise UsageError(
@@ -231,10 +232,10 @@ _BLOCK = re.compile(r"^(?:.*?\.)?\d+(?=\.)")
 
 
 def heads(model: nn.Module) -> list[tuple[str, nn.Linear]]:
-    """Return name and module of each last layer: one for each net of a model with several streams.
+    """Return the dotted name and the module of each last layer (head): one for each net of a model of several streams.
 
-    A module says by ``head_name``, a dotted name in it, which linear layer is its last; our nets do. A model without
-    any such layer has its last linear layer as head, and none if it has no linear layer.
+    A module names its last layer by the attribute ``head_name``, a dotted name inside the module, as fastvid's nets do.
+    Without that, the head is the model's last linear layer. Returns an empty list for a model without linear layers.
     """
     named = dict(model.named_modules())
     found: dict[str, nn.Linear] = {}
@@ -251,14 +252,14 @@ def heads(model: nn.Module) -> list[tuple[str, nn.Linear]]:
 def layer_scales(model: nn.Module, decay: float) -> dict[str, float]:
     """Return the factor of each parameter's learning rate, ``decay ** (layers above it)``.
 
-    The stem (patch embedding, tokens, first convolution) is the lowest layer, each block is a layer of its own, and
-    everything after the last block is the highest, whose factor is 1: Clark et al. 2020 (ELECTRA, arXiv 2003.10555), as
-    BEiT, MAE and VideoMAE fine-tune.
+    The stem (patch embedding, tokens, first convolution) is the lowest layer, each block is one layer, and everything
+    after the last block is the highest layer, whose factor is 1: Clark et al. 2020 (ELECTRA, arXiv 2003.10555). BEiT,
+    MAE and VideoMAE fine-tune in this way.
 
-    A block is the first number in a dotted name: ``encoder.layer.11`` in transformers, ``blocks.11`` in timm,
-    ``layer4.1`` in our ResNets. Blocks are ordered as the parameters are. Each net of two streams counts its own.
-    A model whose names say something else has a method ``parameter_layers()``, which returns, for each layer from the
-    input on, the prefixes of its parameters' names; parameters without one are in the highest layer.
+    The dotted name of a block ends at the first number: ``encoder.layer.11`` in transformers, ``blocks.11`` in timm,
+    ``layer4.1`` in fastvid's ResNets. Blocks are in the order of the parameters; with two streams, the layers of each
+    net are counted separately. A model with other names has a method ``parameter_layers()``. It returns, for each layer
+    from the input on, the prefixes of its parameters' names; parameters that match no prefix are in the highest layer.
     """
     names = [name for name, _ in model.named_parameters()]
     own = getattr(model, "parameter_layers", None)
@@ -272,20 +273,21 @@ def layer_scales(model: nn.Module, decay: float) -> dict[str, float]:
             depths |= _depths(inside, head_names)
     if not any(depths.values()):
         raise UsageError(
-            "optim.layer_decay is set, but no parameter of the model has a number in its name, as blocks have",
+            "optim.layer_decay is set, but the model has no blocks: no parameter has a number in its dotted name",
             hint="give the model a method parameter_layers(), or remove optim.layer_decay",
         )
     return {name: decay ** depths.get(name, 0) for name in names}
 
 
 def _branches(model: nn.Module) -> list[str]:
-    """Return the prefixes of the nets that count their own layers: those with a ``head_name``, or the whole model."""
+    """Return the name prefixes of the nets whose layers are counted separately: those with a ``head_name`` if there
+    are several, else "", the whole model."""
     nets = [f"{path}." for path, module in model.named_modules() if path and hasattr(module, "head_name")]
     return nets if len(nets) > 1 else [""]
 
 
 def _depths(names: Sequence[str], head_names: Iterable[str]) -> dict[str, int]:
-    """Return the number of layers above each parameter."""
+    """Return the number of layers above each parameter, by name, from the blocks' numbers in the names."""
     last = tuple(f"{name}." for name in head_names)
     blocks = {name: match[0] for name in names if (match := _BLOCK.match(name)) and not name.startswith(last)}
     order = list(dict.fromkeys(blocks.values()))
@@ -303,7 +305,7 @@ def _depths(names: Sequence[str], head_names: Iterable[str]) -> dict[str, int]:
 
 
 def _depths_of(names: Sequence[str], layers: Any) -> dict[str, int]:
-    """Return the number of layers above each parameter that a model names itself."""
+    """Return the number of layers above each parameter, by name, from the model's ``parameter_layers()``."""
     prefixes = [(layer,) if isinstance(layer, str) else tuple(layer) for layer in layers]
     above: dict[str, int] = {}
     for depth, layer in enumerate(prefixes):
@@ -324,23 +326,23 @@ _TSM_BIAS = 2.0
 _TSM_HEAD_WEIGHT = 5.0
 _TSM_HEAD_BIAS = 10.0
 
-# Settings of torch's optimizers that choose kernels, not results.
+# Settings of torch's optimizers that choose a kernel and do not affect the result.
 _KERNELS = ("foreach", "fused", "capturable")
 
-# Groups with weight decay: LARS and LAMB scale their layers.
+# Groups with weight decay, whose steps LARS and LAMB scale by layer.
 _ADAPTED = ("weight", "head_weight")
 
-# Values that an optimizer stores per weight, in addition to the weight and its gradient.
+# Numbers that an optimizer stores per weight, in addition to the weight and its gradient.
 _MOMENTS = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "adagrad": 1, "lamb": 2}
 
-# Rows and columns of the weights that show how much an optimizer stores: a step counter hardly matters.
+# Rows and columns of the weights on which a user-defined optimizer is tried: enough for a step counter not to matter.
 _PROBE = 64
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
     """Return the optimizer of a configuration.
 
-    Each group has ``name`` and ``lr_mult``; the rate itself is set before each step.
+    Each parameter group has a ``name`` and the multiplier ``lr_mult``; `Replica.set_lr` sets ``lr`` before each step.
     """
     groups = parameter_groups(model, config)
     if ":" in config.name:
@@ -366,7 +368,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
 def state_per_weight(config: OptimConfig) -> float:
     """Return how many numbers an optimizer stores for each weight, such as 1 for momentum and 2 for Adam's moments.
 
-    One of the user's own takes a step on a square of weights to see.
+    For a user-defined optimizer they are counted after a step on some weights.
     """
     if config.name in _MOMENTS:
         return _MOMENTS[config.name]
@@ -379,7 +381,7 @@ def state_per_weight(config: OptimConfig) -> float:
 
 
 def _foreign_optim(groups: list[dict[str, Any]], config: OptimConfig) -> Optimizer:
-    """Return the optimizer that ``module:name`` makes of the groups."""
+    """Return the user-defined optimizer that ``optim.name=module:name`` creates for the parameter groups."""
     make = import_name("optim.name", config.name)
     if not callable(make):
         raise UsageError(
@@ -397,7 +399,7 @@ def _foreign_optim(groups: list[dict[str, Any]], config: OptimConfig) -> Optimiz
     if [_facts(group) for group in optimizer.param_groups] != [_facts(group) for group in groups]:
         raise UsageError(
             f"the optimizer of optim.name {config.name!r} has other parameter groups than it was given",
-            hint="pass the groups on as they are, with their lr_mult",
+            hint="pass the groups to the optimizer unchanged, with their lr_mult",
         )
     return optimizer
 
@@ -407,7 +409,7 @@ def _facts(group: Mapping[str, Any]) -> tuple[float | None, list[int]]:
 
 
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Restore an optimizer's state, which may come from another device; its own kernels stay chosen."""
+    """Restore an optimizer's state, which may come from another device; keep this device's choice of kernels."""
     chosen = [{name: group[name] for name in _KERNELS if name in group} for group in optimizer.param_groups]
     optimizer.load_state_dict(dict(state))
     for group, own in zip(optimizer.param_groups, chosen, strict=True):
@@ -467,7 +469,7 @@ def _group(module: nn.Module, name: str, ndim: int, is_head: bool) -> str:
         return "head_bias" if bias else "head_weight"
     if bias and not _is_norm(module):
         return "bias"
-    # Treat any other vector as a scale, like the weight of a norm, whatever the name of its module.
+    # Any other vector is treated as a scale, like the weight of a norm, whatever the type of its module.
     return "norm" if _is_norm(module) or ndim < 2 else "weight"
 
 

@@ -1,4 +1,4 @@
-"""A model in training, together with its optimizer, schedule and averaged weights; and what it is trained on.
+"""A model in training with its optimizer, schedule and averaged weights; the loader and the record of its samples.
 
 The exponential moving average (EMA) of the weights, if enabled, is used for evaluation. Parts of a model may be frozen,
 for the whole run or for the first epochs (transfer learning). Parameters frozen for the whole run have
@@ -33,9 +33,10 @@ from fastvid.train.parts.optim import Schedule, heads, load_optimizer
 
 
 class Average(AveragedModel):
-    """The EMA of a model's parameters and buffers, in `module`.
+    """The exponential moving average (EMA) of a model's parameters and buffers, in `module`.
 
-    The average is linear, so averaging running statistics over ranks before or after it gives the same result.
+    The average is linear, so running statistics may be averaged over the ranks before or after it, with the same
+    result.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -50,7 +51,7 @@ class Average(AveragedModel):
         self.update_parameters(model)
 
     def update(self, model: nn.Module, updates: float = 1.0) -> None:
-        """Take in the model's values, with the weight that they have after so many updates with these values."""
+        """Update the average as by `updates` consecutive updates with the model's current values."""
         self._updates = updates
         self.update_parameters(model)
 
@@ -87,7 +88,8 @@ class Freezer:
 
     Frozen batch norms use their running statistics and do not update them.
 
-    `samples_per_epoch`: samples per epoch of the run.
+    `rules`: ``PREFIX`` freezes the parameters whose dotted names start with it, ``PREFIX:EPOCHS`` only for the first
+    epochs; "all-but-head" stands for all but the last layer.
     """
 
     def __init__(self, model: nn.Module, rules: Sequence[str], samples_per_epoch: int) -> None:
@@ -116,7 +118,7 @@ class Freezer:
                 parameter.requires_grad_(False)
             elif name in until:
                 self._thawing.append((parameter, until[name]))
-        # A norm is frozen as long as its weight.
+        # A batch norm is frozen for as long as its weight parameter.
         self._norms = [
             (module, until[f"{name}.weight"])
             for name, module in model.named_modules()
@@ -159,8 +161,8 @@ def _parts(names: Sequence[str]) -> list[str]:
 class Replica:
     """A model with its optimizer and its position in the learning rate schedule.
 
-    `schedule`: learning rate as a function of the samples seen. `samples`: samples seen, the position in the
-    schedule.
+    `schedule`: learning rate as a function of the samples seen. `samples`: samples seen so far. `ema_clips`: number of
+    clips after which the average decays by `ema_decay`.
     """
 
     def __init__(
@@ -185,7 +187,7 @@ class Replica:
         self.average = None if ema_decay is None else Average(model, ema_decay)
         self.ema_clips, self._pending = ema_clips, 0
         self.freezer = freezer
-        # A buffer may be infinite on purpose, such as a mask of attention.
+        # A buffer may be infinite on purpose, such as an attention mask.
         self._infinite = {name for name, value in model.named_buffers() if not _is_finite(value)}
 
     def set_lr(self) -> None:
@@ -195,14 +197,14 @@ class Replica:
             group["lr"] = self.lr * group.get("lr_mult", 1.0)
 
     def stepped(self, clips: int) -> None:
-        """Count the clips, of all replicas, that the weights have changed by and the average has not taken in."""
+        """Count the clips of a step, over all ranks, for the next `update_average`."""
         self._pending += clips
 
     def update_average(self) -> None:
-        """Take the weights into their average, if there is one; call it when all ranks have the same weights.
+        """Update the average of the weights, if there is one; call it when all ranks have the same weights.
 
-        The average decays by the clips since the last call, so it depends on samples alone, whether it takes in the
-        model after each step or, with local steps, after each round.
+        It decays in proportion to the clips since the last call, so the decay per sample is the same whether it is
+        updated after each step or, with local steps, after each round.
         """
         if self.average is not None and self._pending:
             self.average.update(self.model, self._pending / self.ema_clips)
@@ -213,9 +215,9 @@ class Replica:
         return contextlib.nullcontext() if self.average is None else self.average.in_place(self.model)
 
     def nonfinite(self) -> list[str]:
-        """Return the names of weights, running statistics, averages and moments that are NaN or infinite.
+        """Return the names of weights, running statistics, averages and moments with a NaN or infinite value.
 
-        Buffers that were so before training are not named.
+        Buffers that had such a value before training are left out.
         """
         return [name for name, value in self._values() if not _is_finite(value)]
 
@@ -265,7 +267,7 @@ def _is_finite(value: Tensor) -> bool:
 
 
 LABEL: Final = "label"
-"""Column of the annotations that a `fastvid.ClipLoader` reads labels from."""
+"""Column of the annotations from which a `fastvid.ClipLoader` reads labels by default."""
 
 
 class Loader:
@@ -276,7 +278,7 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The current epoch, or between epochs the next one."""
+        """The current epoch, counted from 0; between epochs, the next one."""
         return int(self.clips.state_dict()["epoch"])
 
     @property
@@ -293,7 +295,7 @@ class Loader:
         """Yield the rest of the epoch, then move to the next one."""
         epoch, state = self.clips.epoch, self.clips.state_dict()
         if state["epoch"] != epoch:
-            # The state was saved at the epoch's last batch: the epoch has no more batches, but is still evaluated.
+            # The checkpoint was saved after the epoch's last batch: yield nothing, and the epoch is still evaluated.
             self.clips.load_state_dict(state | {"epoch": epoch, "position": 0})
             return
         if self.column == LABEL:
@@ -306,7 +308,7 @@ class Loader:
 
     @property
     def steps_left(self) -> int:
-        """Batches of the current iteration, or else of the next one."""
+        """Number of batches left in the current iteration; before an iteration, in the next one."""
         return self.clips.steps_left if self.epoch == self.clips.epoch else 0
 
     def set_batch_size(self, global_batch_size: int) -> None:
@@ -328,7 +330,7 @@ class Loader:
         self.clips.batches = replace(self.clips.batches, num_samples=stop)
 
     def close(self) -> None:
-        """Stop its threads and processes."""
+        """Stop the loader's threads and processes."""
         self.clips.close()
 
 

@@ -60,7 +60,7 @@ class Checkpoints:
     def __init__(self, folder: str, keep: int = 3) -> None:
         self.storage = open_storage(folder)
         self.keep = keep
-        # The interpreter waits for its thread, so that a checkpoint is completed even if the run fails in the meantime.
+        # At exit the interpreter waits for this thread, so a checkpoint is completed even if the run fails meanwhile.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
@@ -69,7 +69,8 @@ class Checkpoints:
         return [name for name in self.storage.list("checkpoint-") if _NAME.fullmatch(name)]
 
     def newest_samples(self) -> int:
-        """Return the samples of the newest checkpoint, which may be damaged; -1 if there is none."""
+        """Return the number of samples that the newest checkpoint was trained on; -1 without one. It is taken from the
+        file name: the file may be damaged."""
         names = self.names()
         return _samples(names[-1]) if names else -1
 
@@ -82,7 +83,7 @@ class Checkpoints:
 
         Args:
             state: Dicts, lists, scalars and tensors.
-            samples: Samples seen; determines the order of the files.
+            samples: Number of samples seen; determines the order of the files.
 
         Returns:
             The file name.
@@ -98,7 +99,7 @@ class Checkpoints:
             file.flush()
             faults.reach("checkpoint")
             file.write(data[len(data) // 2 :])
-        # Another file of the same samples has the same state, written before a restart.
+        # Another file with the same number of samples was written before a restart and has the same state: remove it.
         others = [other for other in self.names() if other != name]
         stale = [other for other in others if _samples(other) == samples]
         kept = [other for other in others if other not in stale]
@@ -138,7 +139,7 @@ class Checkpoints:
         log.info("checkpoint %s", self.save(state, samples))
 
     def best(self) -> tuple[str, float] | None:
-        """Return name and score of the best checkpoint; None if no score is recorded or the file is gone.
+        """Return name and score of the best checkpoint; None if no score is recorded or its file does not exist.
 
         Raises:
             FormatError: If the record is damaged.
@@ -201,10 +202,11 @@ class Checkpoints:
         return None
 
     def find(self, name: str | None = None) -> CheckpointFile | None:
-        """Return the checkpoint of a file name, or "best"; without a name the newest intact one, None if there is none.
+        """Return the checkpoint with a file name, or "best"; without a name the newest intact one, or None if there is
+        no checkpoint.
 
         Raises:
-            UsageError: If the best one is wanted and none is recorded.
+            UsageError: If `name` is "best" and no best checkpoint is recorded.
         """
         if name is None:
             return self.newest()
@@ -250,7 +252,7 @@ def decode(data: bytes, name: str) -> dict[str, Any]:
     try:
         state = dict(load_tensors(io.BytesIO(data)))
         version = state["version"]
-    # Of bytes that are no checkpoint, torch's unpickler and `dict` raise all of these.
+    # For bytes that are not a checkpoint, torch's unpickler and `dict` may raise any of these.
     except (pickle.UnpicklingError, RuntimeError, LookupError, TypeError, ValueError, EOFError) as error:
         raise FormatError(f"file is not a fastvid checkpoint: {error}", file=name) from error
     if version != CHECKPOINT_VERSION:
@@ -259,7 +261,7 @@ def decode(data: bytes, name: str) -> dict[str, Any]:
 
 
 def evaluated_weights(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the weights that a run evaluates, of a state: moving averages where the run kept them."""
+    """Return the weights in a checkpoint's state that a run evaluates: the moving averages if it has them."""
     replica = state["replica"]
     return {**replica["model"], **(replica.get("average") or {})}
 

@@ -35,14 +35,14 @@ class TensorBoard(Logger):
 
 
 RUN_FILE: Final = "wandb.json"
-"""File in the run's folder with the identity of its wandb run, which a resumed run continues."""
+"""File in the run's folder with the ID of its wandb run, so that a resumed run continues the same wandb run."""
 
 
 class Wandb(Logger):
     """Logs the configuration, the rows of metrics and the summary to a run of wandb.
 
-    wandb's own variables say where: WANDB_PROJECT (by default "fastvid"), WANDB_ENTITY, WANDB_MODE and others. Each
-    number is ``KIND/NAME`` over ``samples``. A resumed run continues the same wandb run.
+    wandb's environment variables set the destination: WANDB_PROJECT (by default "fastvid"), WANDB_ENTITY, WANDB_MODE
+    and others. Each number is logged as ``KIND/NAME`` over ``samples``. A resumed run continues the same wandb run.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Wandb(Logger):
             name=settings.run_name or run.out.name,
             config=dict(run.config),
         )
-        # Not wandb's step, which must not decrease, as it does when a resumed run repeats work.
+        # wandb's own step must not decrease, but samples do when a resumed run repeats work: so use them as the x axis.
         self._run.define_metric("samples")
         self._run.define_metric("*", step_metric="samples")
 
@@ -74,7 +74,7 @@ class Wandb(Logger):
 
 
 def _identity(out: Path) -> str:
-    """Return the identity of the wandb run of a folder, made at the first start."""
+    """Return the ID of the wandb run of a folder; drawn at random and stored there at the first start."""
     path = out / RUN_FILE
     try:
         return str(json.loads(path.read_text())["id"])
@@ -96,7 +96,7 @@ def _imported(module: str, name: str) -> Any:
 
 
 def _numbers(kind: str, row: Mapping[str, Any]) -> dict[str, int | float]:
-    """Return the numbers of a row as ``KIND/NAME``, but for their place; empty for a row without ``samples``."""
+    """Return the numbers of a row by ``KIND/NAME``, without ``samples`` itself; empty for a row without ``samples``."""
     return {
         f"{kind}/{name}": value
         for name, value in row.items()

@@ -1,9 +1,9 @@
-"""Metrics of a run: a JSON lines file with units in the keys, a console line, and what loggers and callbacks are told.
+"""Metrics of a run: a JSON lines file with units in the keys, a console line, and calls of loggers and callbacks.
 
-Speed metrics are throughput per GPU, MFU, memory, and exposed communication: the seconds that a rank waits for
-communication not hidden by computation. Backward computes the gradient of the model's first parameter last. The time
-from then to the end of backward is spent waiting for the all-reduce of the remaining buckets. Strategies that average
-weights wait in `maybe_sync`.
+Speed metrics are throughput per GPU, MFU (model FLOPs utilization), memory, and exposed communication: the seconds that
+a rank waits for communication not hidden by computation. They are measured as follows: backward computes the gradient
+of the model's first parameter last, so the time from then to the end of backward is spent waiting for the all-reduce of
+the remaining buckets. Strategies that average weights wait in `maybe_sync`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from fastvid.train.ranks import Member
 
 
 class Exposure:
-    """Sums up exposed communication time; on CUDA it is measured with events, which `take` reads."""
+    """Sums up exposed communication time, see the module; on CUDA measured with events, which `take` reads."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._idle: list[Any] = []  # events that were read, and are ready to be recorded again
-        self._pairs: list[tuple[Any, Any]] = []  # events, or seconds
-        self._computed: Any = None
+        self._idle: list[Any] = []  # events that were read and can be recorded again
+        self._pairs: list[tuple[Any, Any]] = []  # start and end of each wait: events on CUDA, else seconds
+        self._computed: Any = None  # when the gradient of the model's first parameter was computed
         first = next((parameter for parameter in model.parameters() if parameter.requires_grad), None)
         if first is not None:
             first.register_post_accumulate_grad_hook(self._mark)  # type: ignore[no-untyped-call]
@@ -68,7 +68,7 @@ class Exposure:
         self._pairs.append((began, self._now()))
 
     def take(self) -> float:
-        """Return the seconds since the last call; waits for the device."""
+        """Return the seconds of exposed communication since the last call; waits for the device."""
         pairs, self._pairs = self._pairs, []
         if not self._cuda:
             return float(sum(ended - began for began, ended in pairs))
@@ -80,8 +80,8 @@ class Exposure:
         return seconds
 
 
-# Dense 16-bit matrix throughput in TFLOP/s by substring of the device name, first match wins (NVIDIA data sheets, which
-# print twice as much, with sparsity).
+# Dense 16-bit matrix throughput in TFLOP/s by substring of the device name, first match wins. From NVIDIA's data
+# sheets, whose figures with sparsity are twice as high.
 PEAKS: Final = (
     ("B200", 2250.0),
     ("H200", 989.0),
@@ -106,7 +106,7 @@ def peak_tflops(device: torch.device, amp: str) -> float | None:
 
 @dataclass(frozen=True)
 class Telemetry:
-    """Computes the speed and memory columns of a "train" row."""
+    """Computes the speed and memory columns of a row of metrics of kind "train"."""
 
     world_size: int
     device: torch.device
@@ -121,9 +121,10 @@ class Telemetry:
         return cls(member.world.size, member.device, flops, peak)
 
     def numbers(self, speed: Mapping[str, float], seconds: float, exposed_s: float) -> dict[str, Any]:
-        """Return the columns for a range of steps.
+        """Return the columns for the steps since the last row.
 
-        `exposed_s`: seconds of exposed communication of this rank.
+        `speed`: from `Stopwatch.numbers`. `seconds`: duration of these steps. `exposed_s`: seconds of exposed
+        communication of this rank.
         """
         each = speed["clips_per_s"] / self.world_size
         row: dict[str, Any] = {
@@ -155,23 +156,23 @@ def clip_flops(config: Config, model: nn.Module) -> int | None:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Return the peak bytes allocated on a CUDA device; on the CPU, the peak resident memory."""
+    """Return the peak number of bytes allocated on a CUDA device; on the CPU, the process's peak resident memory."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    # In kilobytes on Linux, in bytes on macOS.
+    # ru_maxrss is in kilobytes on Linux, in bytes on macOS.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A run at its start.
+    """What loggers and callbacks are told about a run at its start.
 
     Attributes:
         out: Folder of the run.
         config: The configuration with everything resolved, as JSON values.
         rank: Number of this process.
         world_size: Number of processes.
-        samples: Samples that the model has been trained on: 0, or more if the run resumes.
+        samples: Number of samples that the model has been trained on: 0, or more if the run resumes.
         model: The model, without the wrapper of a strategy.
     """
 
@@ -184,10 +185,10 @@ class RunInfo:
 
 
 class Logger:
-    """Sends what a run records to another place; called on rank 0 alone. Override what it needs.
+    """Base class of loggers, which send a run's records to another place; called on rank 0 only. Override its methods.
 
     ``run.loggers=my_code:MyLogger`` names a class, or a function that returns an object; it is called without
-    arguments. A dry run makes the object, but does not start it. An exception in a method ends the run.
+    arguments. A dry run creates the object, but does not call `start`. An exception in a method ends the run.
     """
 
     def start(self, run: RunInfo) -> None:
@@ -198,8 +199,8 @@ class Logger:
 
         Args:
             kind: "start", "train" or "eval", see `fastvid.train.records.records.Recorder`.
-            row: JSON values by name; numbers that are not finite are None. ``samples`` is their place in the run. After
-                a resume, samples may repeat.
+            row: JSON values by name; numbers that are not finite are None. ``samples`` is the number of samples seen;
+                after a resume, the same numbers may come again.
         """
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
@@ -211,38 +212,38 @@ class Logger:
 
 
 class Callback:
-    """Does something at fixed points of a run; called on every rank. Override what it needs.
+    """Base class of callbacks: methods that are called at fixed points of a run, on every rank. Override them.
 
     ``run.callbacks=my_code:MyCallback`` names a class, or a function that returns an object; it is called without
-    arguments. A dry run makes the object, but calls no method. An exception in a method on any rank ends the run. What
-    should happen once asks for ``run.rank == 0`` in `on_start`; a method that communicates must do so on every rank,
-    and not at all with a strategy whose ranks share no batches.
+    arguments. A dry run creates the object, but calls no method. An exception in a method on any rank ends the run. To
+    do something once, keep ``run.rank`` in `on_start` and do it on rank 0 only. A method may use collective operations
+    only if every rank does, and never with a strategy whose ranks share no batches.
     """
 
     def on_start(self, run: RunInfo) -> None:
         """Called before the first step."""
 
     def on_step(self, row: Mapping[str, Any]) -> None:
-        """Called every `run.log_every_steps` steps, with the row of metrics, which is that of all ranks."""
+        """Called every `run.log_every_steps` steps, with the row of metrics; loss and metrics are over all ranks."""
 
     def on_eval(self, row: Mapping[str, Any]) -> None:
-        """Called after an evaluation, with the row of metrics; the model has its trained weights again."""
+        """Called after an evaluation, with its row of metrics; the model has its trained weights, not the average."""
 
     def on_checkpoint(self, samples: int) -> None:
-        """Called when the state after so many samples is complete on every rank; rank 0 then writes it."""
+        """Called when the model after `samples` samples is complete on every rank; rank 0 then writes it."""
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
-        """Called after the last step, also if a signal stopped the run; not if an error ends it."""
+        """Called after the last step, even if a signal stopped the run, but not if an error ends it."""
 
 
 class Observers:
-    """Loggers or callbacks, called in order."""
+    """The loggers or callbacks of a run, by the name in the setting (``run.loggers``), called in order."""
 
     def __init__(self, setting: str, members: Mapping[str, object] | None = None) -> None:
         self.setting, self.members = setting, dict(members or {})
 
     def call(self, method: str, *arguments: Any) -> None:
-        """Call a method of each."""
+        """Call the method of this name on each of them."""
         for name, member in self.members.items():
             try:
                 getattr(member, method)(*arguments)
@@ -256,7 +257,10 @@ class Observers:
 
 
 def observers(setting: str, names: Sequence[str], base: type, known: Mapping[str, str]) -> Observers:
-    """Return loggers or callbacks by name."""
+    """Create loggers or callbacks from their names in a setting.
+
+    `base`: class that they must be derived from. `known`: import strings of the names that come with fastvid.
+    """
     members = {}
     for name in names:
         make = import_name(setting, known.get(name, name))
@@ -284,9 +288,9 @@ class Recorder:
     """Appends rows to a file, each as a JSON object on one line, flushed immediately.
 
     Rows have ``kind``: "train" every few steps, "eval", and "start" whenever a process group starts or resumes. A
-    resumed run repeats the work after the last checkpoint, so its rows occur twice; `curve` drops the lost ones.
+    resumed run repeats the work after the last checkpoint, so its rows occur twice; `curve` drops the earlier ones.
 
-    `loggers`: they also receive the rows.
+    `path`: the file; None records nothing. `loggers`: they also receive the rows.
     """
 
     def __init__(self, path: Path | None, loggers: Observers | None = None) -> None:
@@ -309,8 +313,8 @@ class Recorder:
     def write(self, kind: str, **values: Any) -> None:
         """Append a row. Non-finite values (nan, inf) become null, which every JSON reader accepts.
 
-        A row that cannot be written, for example to a full disk, does not end the run: it is logged, and written
-        before the next row.
+        A row that cannot be written, for example to a full disk, does not end the run: a warning is logged, and the
+        row is written before the next one.
         """
         if self._file is None:
             return
@@ -329,7 +333,7 @@ class Recorder:
                 log.warning("%s: %d rows of metrics are lost", self._path, len(self._pending))
 
     def _append(self, file: io.FileIO) -> None:
-        """Write the pending rows, all or none of them."""
+        """Write the pending rows; if that fails, remove what was written and keep them for the next call."""
         rest = memoryview("".join(f"{line}\n" for line in self._pending).encode())
         end = file.seek(0, io.SEEK_END)
         try:
@@ -347,7 +351,7 @@ class Recorder:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return all rows of a metrics file, in the order written, without a line truncated by a kill."""
+    """Return all rows of a metrics file, in the order written; skip a line that a killed process left incomplete."""
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -360,7 +364,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def curve(rows: list[dict[str, Any]], kind: str = "train") -> list[dict[str, Any]]:
-    """Return the rows of one kind that led to the final weights, sorted by samples, without lost work."""
+    """Return the rows of one kind, sorted by samples, without those of steps that a resumed run repeated."""
     kept: dict[int, dict[str, Any]] = {}
     for row in rows:
         if row["kind"] == "start":
@@ -386,7 +390,7 @@ class Stopwatch:
         self.wait_s = 0.0
 
     def count(self, clips: int) -> None:
-        """Count a finished step."""
+        """Count a finished step of so many clips."""
         self.clips += clips
         self.steps += 1
 
@@ -427,7 +431,7 @@ class Stopwatch:
 
 
 def console(row: dict[str, Any], shown: Iterable[str], done: int, total: int, watch: Stopwatch) -> None:
-    """Log a "train" row as a line, with the columns `shown`, samples done, total, and time left at this speed."""
+    """Log a line for a "train" row: samples `done` of `total`, the columns `shown`, speed, and time left."""
     left = (total - done) * watch.seconds / max(1, watch.clips)
     log.info(
         "%s/%s clips  %s  lr %.4g  %.1f clips/s  wait %.0f %%  left %s",

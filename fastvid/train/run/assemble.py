@@ -1,7 +1,8 @@
-"""Builds a run from its configuration: checkpoint, datasets, loaders, model, optimizer, schedule.
+"""Build a run from its configuration: checkpoint, datasets, loaders, model, optimizer, schedule.
 
-Before the first step it compares what the ranks of a job read. A node may have an old copy of the dataset, or a rank
-may be started with other settings. Training would then run, on other clips than every record of it says.
+Before the first step the datasets and settings of all ranks are compared. A node may have an old copy of the dataset,
+or a rank may be started with other settings. Without the check, training would run, but on other clips than its records
+say.
 """
 
 from __future__ import annotations
@@ -39,15 +40,16 @@ from fastvid.train.records.records import Callback, Logger, Observers, observers
 
 CHECKPOINTS: Final = "checkpoints"
 CLASSES_FILE: Final = "classes.json"
-_STEEP: Final = 8.0  # first learning rate over the base rate, from which on a run is warned; no source
+_STEEP: Final = 8.0  # warn if the first learning rate is at least this many times the base rate; our own choice
 
 
 def open_datasets(
     config: Config, state: Mapping[str, Any] | None, member: Member
 ) -> tuple[Config, Dataset | Mixture, Dataset | None]:
-    """Return the configuration with generations and classes filled in, and what it trains and is evaluated on.
+    """Return the configuration with generations and number of classes filled in, the training set and the evaluation
+    set (None without one).
 
-    A resumed run keeps the generations that it started with, which are stored in the checkpoint.
+    `state`: contents of the checkpoint to resume from, whose generations are used; None for a new run.
     """
     data = config.data
     main = DatasetConfig(
@@ -82,10 +84,10 @@ def _at_generations(
 ) -> dict[str, DatasetConfig]:
     wanted = [source.generation for source in sources.values()]
     before = [] if state is None else str(state["loader"]["fingerprint"]["generation"]).split(" + ")
-    if len(before) == len(wanted):  # otherwise the mixture is another one, which the loader refuses
+    if len(before) == len(wanted):  # otherwise the mixture has changed, and the loader raises
         wanted = [one if isinstance(one, int) else int(number) for one, number in zip(wanted, before, strict=True)]
     if not all(isinstance(one, int) for one in wanted):
-        # One rank looks: a tag may move, and a new generation appear, while the others look.
+        # Only rank 0 looks up the numbers: meanwhile a tag may move or a generation appear, and ranks would differ.
         asked = zip(sources.values(), wanted, strict=True)
         found = [Dataset(source.path, generation=one).generation.number for source, one in asked if member.leads]
         wanted = json.loads(broadcast_bytes(json.dumps(found).encode() if member.leads else None, member) or b"[]")
@@ -100,7 +102,7 @@ OF_A_NODE: Final = frozenset(
         "run.loggers", "run.out",
     }
 )  # fmt: skip
-"""Settings that may differ between nodes. Weights are read by rank 0 alone."""
+"""Settings that may differ between nodes; `model.weights` may, because only rank 0 reads the file."""
 
 _LONGEST: Final = 200  # characters of a value in a message
 _NONE: Final = "nothing"
@@ -127,7 +129,7 @@ def _of_a_node(setting: str) -> bool:
 
 
 def check_agreement(own: Mapping[str, str], member: Member) -> None:
-    """Check that all ranks have the same facts; call it on every rank."""
+    """Raise StateError unless all ranks have the same `facts`; call it on every rank."""
     first, *others = (json.loads(data) for data in gather_bytes(json.dumps(own).encode(), member))
     differs = {
         rank: [name for name in [*first, *(theirs.keys() - first.keys())] if theirs.get(name) != first.get(name)]
@@ -159,11 +161,11 @@ ModelSource = nn.Module | Callable[..., nn.Module]
 
 @dataclass(frozen=True)
 class Run:
-    """A run before its first step, built in the same way for training and for a dry run, so both refuse the same."""
+    """A run before its first step. Training and dry runs both build it here, so both raise the same errors."""
 
-    config: Config  # with everything resolved
-    checkpoint: str | None  # file name of that which it resumes from
-    state: dict[str, Any] | None  # the checkpoint's
+    config: Config  # with generations and number of classes filled in
+    checkpoint: str | None  # file name of the checkpoint to resume from
+    state: dict[str, Any] | None  # contents of that checkpoint
     train_set: Dataset | Mixture
     eval_set: Dataset | None
     loader: Loader
@@ -210,9 +212,9 @@ def make_loader(
     train: bool = False,
     targets: bool = True,
 ) -> Loader:
-    """Return the loader of a split: to `train` on, or of every sample once, in the order of the dataset.
+    """Return the loader of a split: for training, or (`train` is False) of every sample once, in dataset order.
 
-    Without `targets`, it delivers only what a prediction needs.
+    `targets`: whether batches contain what the task needs for losses and scores; False for predictions.
     """
     data, world = config.data, member.world
     asked = config.task.loader_arguments(data) if targets else {}
@@ -267,7 +269,7 @@ def build_model(config: Config, member: Member, make: ModelSource | None = None)
         use_ghost_norm(model, config.data.group_size)
     model = model.to(member.device)
     if member.device.type == "cuda":
-        # Training batches all have one shape, so trying cuDNN's algorithms pays off within the first steps.
+        # All training batches have the same shape, so trying cuDNN's algorithms pays off within the first steps.
         torch.backends.cudnn.benchmark = True
     if channels_last(config, member.device):
         for parameter in model.parameters():
@@ -281,13 +283,13 @@ def build_model(config: Config, member: Member, make: ModelSource | None = None)
 
 
 def channels_last(config: Config, device: torch.device) -> bool:
-    """Return whether a model on a device, and the batches for it, use the channels-last memory format."""
+    """Return whether the model and its batches use the channels-last memory format on `device`."""
     chosen = config.model.channels_last
     return device.type == "cuda" and config.run.amp != "off" if chosen is None else chosen
 
 
 def check_streams(config: Config, model: nn.Module) -> None:
-    """Check that the loader delivers the streams and flow stacks that the model takes."""
+    """Raise UsageError unless the loader delivers the streams and the flow stack that the model takes."""
     data = config.data
     streams = tuple(getattr(model, "streams", data.streams))
     if streams != data.streams:
@@ -304,7 +306,7 @@ def check_streams(config: Config, model: nn.Module) -> None:
 
 
 def load_initial_weights(config: Config, model: nn.Module) -> None:
-    """Load the configured weights, if any; skip a last layer with another number of classes.
+    """Load the file of `model.weights`, if any, except for a last layer with another number of classes.
 
     Called on rank 0 only, because the strategy broadcasts the weights.
     """
@@ -341,7 +343,7 @@ def make_replica(config: Config, samples_per_epoch: int, member: Member, make: M
 
 
 def _warn_of_the_first_rate(config: Config, first: float) -> None:
-    """Warn if the linear scaling rule makes the first steps much larger than those that the rate was tuned for."""
+    """Warn if the first learning rate, after linear scaling, is many times the rate that was tuned."""
     optim, size = config.optim, config.data.global_batch_size
     if first >= _STEEP * optim.base_lr > 0:
         log.warning(
@@ -354,13 +356,13 @@ def _warn_of_the_first_rate(config: Config, first: float) -> None:
 
 
 def check_device(config: Config, device: torch.device) -> None:
-    """Check that a device supports the precision. A dry run does not, because it need not be on the run's device."""
+    """Raise UsageError if a device does not support `run.amp`. A dry run, which may use another device, skips this."""
     if config.run.amp == "fp16" and device.type != "cuda":
         raise UsageError(f"run.amp is 'fp16', but the device is {device.type}", hint="set run.amp=bf16")
 
 
 def samples_per_epoch(clips: ClipLoader) -> int:
-    """Return the samples that a whole epoch of a loader delivers over all ranks."""
+    """Return the number of samples that a whole epoch of a loader delivers over all ranks."""
     batches = clips.batches
     return batches.count(0) * batches.size if batches.last == "drop" else batches.num_samples
 
@@ -368,12 +370,12 @@ def samples_per_epoch(clips: ClipLoader) -> int:
 def read_state(
     checkpoints: Checkpoints, member: Member, name: str | None = None
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """Return name and state of a checkpoint, the same on every rank.
+    """Return name and state of a checkpoint, the same on every rank; (None, None) if there is no checkpoint.
 
-    The rank with the newest checkpoint reads it: if each node has its own folder, rank 0 may be on a node that has just
-    joined.
+    The newest one is read by the rank that has it: if each node has its own folder, rank 0 may be on a node that has
+    just joined.
 
-    Returns none and None if there is no checkpoint.
+    `name`: file name or "best", read by rank 0; None for the newest.
     """
     found, owner = None, highest(checkpoints.newest_samples(), member) if name is None else 0
     if member.world.rank == owner:

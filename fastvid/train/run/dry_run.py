@@ -1,4 +1,4 @@
-"""Checks a run without a GPU and without training: files, labels, weights, steps, memory.
+"""Check a run without a GPU and without training: files, labels, weights, steps, memory.
 
 Memory is an estimate. Weights, gradients and optimizer state are exact; activations are the tensors that autograd saves
 for backward, counted by a forward on the meta device and halved for mixed precision. Workspace and fragmentation are
@@ -41,8 +41,8 @@ def check(
 ) -> list[dict[str, Any]]:
     """Check a run and return what is known before it starts, such as steps, learning rates and memory.
 
-    It builds the parts of the run as the run does, with the same functions, and refuses what they refuse. What depends
-    on the device is not checked.
+    It builds the run with the same functions as training, which raise the same errors. What depends on the device is
+    not checked. Returns one entry per configuration.
     """
     kinds = [strategy_of(config) for config in configs]
     kinds[-1].rehearse(configs, world_size)
@@ -111,7 +111,7 @@ def _cost(config: Config, model: nn.Module, rows: int, micro: int, per_epoch: in
 
 
 def check_files(dataset: Dataset) -> dict[str, int]:
-    """Return names and sizes in bytes of a dataset's tars."""
+    """Return the size in bytes of each tar file of a dataset, by name; FormatError if one has another size."""
     sizes = {}
     for shard in dataset.generation.shards:
         name = f"{shard.name}.tar"
@@ -126,7 +126,10 @@ def check_files(dataset: Dataset) -> dict[str, int]:
 
 
 def estimate(config: Config, model: nn.Module, *, rows: int, micro: int, shape: tuple[int, ...]) -> dict[str, int]:
-    """Estimate the bytes on one rank's device by purpose, see the module docstring."""
+    """Estimate the bytes on one rank's device by purpose, see the module docstring.
+
+    `rows`: clips of a rank's share of a batch. `micro`: clips of a micro-batch. `shape`: of one clip, [1, 3, T, H, W].
+    """
     weights = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     trainable = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     moments = round(state_per_weight(config.optim) * trainable) + (weights if config.optim.ema_decay is not None else 0)
@@ -144,14 +147,14 @@ def estimate(config: Config, model: nn.Module, *, rows: int, micro: int, shape: 
 
 
 def activation_bytes(model: nn.Module, shape: tuple[int, ...]) -> int:
-    """Return the bytes that autograd saves for a batch, without weights; uses the meta device."""
+    """Return the number of bytes that autograd saves for a batch of `shape`, without weights; uses the meta device."""
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     on_meta = {
         name: torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
         for name, tensor in state.items()
     }
     own = {tensor.untyped_storage()._cdata for tensor in on_meta.values()}
-    # Keeping the tensors alive prevents the reuse of a storage's address.
+    # Keep the tensors alive, so that no two storages have the same address.
     alive: list[Tensor] = []
     found: dict[int, int] = {}
 

@@ -1,7 +1,7 @@
 """A run from start to finish in one process, which may be one of many started by torchrun.
 
 A run's folder:
-    config.json     the configuration with everything resolved
+    config.json     the configuration, with generations and number of classes filled in
     classes.json    names of the outputs: classes, or columns
     metrics.jsonl   one row every few steps and every evaluation, see `fastvid.train.records.records`
     checkpoints/    see `fastvid.train.records.checkpoint`
@@ -55,9 +55,9 @@ _SIGNALLED: Final = 128
 
 
 def start(configs: Sequence[Config], *, as_json: bool = False) -> int:
-    """Train the models of a recipe with `Strategy.start`, print what its record says, and return the exit code."""
+    """Train the models of a recipe with `Strategy.start`, print the summary that it wrote, and return the exit code."""
     given = os.environ.get("OMP_NUM_THREADS")
-    # Unasked, torch takes all cores for each rank, and torchrun allows it one.
+    # By default torch uses all cores in each rank, and under torchrun one: use this rank's share instead.
     if given is None or (given == "1" and _TORCHRUN in os.environ):
         torch.set_num_threads(available_cores())
     for config in configs:
@@ -73,7 +73,7 @@ def start(configs: Sequence[Config], *, as_json: bool = False) -> int:
 
 
 def rehearse(configs: Sequence[Config], world: int, *, as_json: bool) -> int:
-    """Check a run on every rank, because nodes may see different files; rank 0 prints what is known before it."""
+    """Do a dry run on every rank, because nodes may see different files; rank 0 prints its results."""
     from fastvid.train.run import dry_run
 
     for found in dry_run.check(configs, max(1, world)):
@@ -83,17 +83,17 @@ def rehearse(configs: Sequence[Config], world: int, *, as_json: bool) -> int:
 
 
 def is_first() -> bool:
-    """Return whether this process prints for all ranks."""
+    """Return whether this process is rank 0, which prints for all ranks."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a run ended, the same on every rank but for the exit code.
+    """How a run ended; the same on every rank, except for the exit code.
 
     Attributes:
         finished: Whether all epochs are done; False if a signal stopped the run early, with a checkpoint.
-        exit_code: 0 if it is finished, else 128 + the signal's number.
+        exit_code: 0 if the run is finished, else 128 + the signal's number.
         score: Score of the last evaluation of this process; None without one.
         summary: What summary.json contains: samples, seconds, clips per second, score and lineage.
         model: The trained model, in this process's memory.
@@ -114,8 +114,8 @@ def fit(config: Config, *, model: assemble.ModelSource | None = None, task: Task
     Args:
         config: Configuration of the run.
         model: A model that is trained in place, or a class or function that returns one, called with `model.options`
-            and those of ``num_classes`` and ``num_frames`` that it accepts; None builds that of `model.name`.
-        task: What is learnt; None uses that of `config`.
+            and with ``num_classes`` and ``num_frames`` if it accepts them; None builds the model of `model.name`.
+        task: What is learnt; None uses the task of `config`.
 
     Raises:
         UsageError: If the strategy does not train one model in the training loop.
@@ -126,7 +126,7 @@ def fit(config: Config, *, model: assemble.ModelSource | None = None, task: Task
     kind = strategy_of(config)
     if kind.start.__func__ is not Strategy.start.__func__:  # type: ignore[attr-defined]
         raise UsageError(
-            f"fit trains one model, but sync={config.sync} has a start of its own",
+            f"fit runs the training loop, but sync={config.sync} replaces it",
             hint="use another sync, or a recipe and `fastvid train`",
         )
     with join(config.run.timeout_s) as member:
@@ -201,7 +201,7 @@ def run_as(config: Config, member: Member, make: assemble.ModelSource | None = N
 
 
 def _abandon(loggers: Observers) -> None:
-    """Tell loggers that an error ends the run; it is that error which is reported, not another one of a logger."""
+    """Tell the loggers that an error ends the run; ignore a logger's own errors, so that the first one is reported."""
     with contextlib.suppress(FastvidError):
         loggers.call("finish", None)
 
@@ -230,12 +230,12 @@ def only_run(out: Path) -> Iterator[None]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a line of text atomically; a full disk is a StorageError."""
+    """Write a line of text atomically; raise StorageError if that fails, for example on a full disk."""
     LocalStorage(path.parent).write(path.name, f"{text}\n".encode())
 
 
 def _finished(run: Run, member: Member) -> dict[str, Any] | None:
-    """Return the summary of a run of which nothing is left to train or to evaluate; its record then stays as it is."""
+    """Return the recorded summary of a run if it is complete: nothing is left to train or evaluate; else None."""
     if run.state is None or run.replica.samples < run.replica.schedule.total:
         return None
     path = Path(run.config.run.out) / SUMMARY_FILE
@@ -287,7 +287,7 @@ def _announce(trainer: Trainer, run: Run) -> None:
 
 
 def _summary(trainer: Trainer, *, finished: bool, seconds: float) -> dict[str, Any]:
-    """Return the state of a run; seconds are those of this process alone."""
+    """Return the contents of summary.json; `seconds` since this process started the run, without earlier starts."""
     replica = trainer.replica
     summary = {
         "over": finished,

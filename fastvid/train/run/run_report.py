@@ -15,7 +15,7 @@ from fastvid.report.page import Section, card, document, figures, grid, table
 from fastvid.train.records import records as metrics
 
 _PERCENT = "_percent"
-_METRIC = "metric"  # stands for the metric of the first run's task
+_METRIC = "metric"  # placeholder in `_CHARTS` for the metric of the first run's task
 # Charts of each section: kind of row, column, and title.
 _CHARTS = {
     "Learning": (("eval", _METRIC, ""), ("train", "loss", "training loss"), ("eval", "loss", "held-out loss")),
@@ -67,7 +67,7 @@ class RunMetrics:
         )
 
     def curve(self, kind: str, name: str) -> list[Point]:
-        """Return a column as points over epochs, without lost work."""
+        """Return a column as points (epochs, value), without the steps that a resumed run repeated."""
         return [
             (row["samples"] / self.epoch, row[name])
             for row in metrics.curve(list(self.rows), kind)
@@ -94,8 +94,8 @@ class RunMetrics:
 def efficiency(runs: Sequence[RunMetrics]) -> list[tuple[int, float, float, float]]:
     """Return how throughput scales with the world size, over several runs or within one.
 
-    Returns one row per world size: ranks, median clips/s, clips/s per rank, and the latter in percent of that of
-    the smallest world.
+    Returns one row per world size: ranks, median clips/s, clips/s per rank, and efficiency: clips/s per rank in percent
+    of the value at the smallest world size.
     """
     speeds: dict[int, list[float]] = {}
     for run in runs:

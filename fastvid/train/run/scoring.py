@@ -1,6 +1,6 @@
-"""Scores a checkpoint on a split, and predicts video files, averaging each video's predictions over its views.
+"""Score a checkpoint on a split, and predict video files, averaging each video's predictions over its views.
 
-A protocol names the views, the clips of a video and the crops of a clip:
+A view is one crop of one clip of a video. A protocol says how many clips and crops there are:
 
     1x1         one clip, one crop, as in the recipe's evaluation
     10x3        ten clips, three crops along the longer side, as for I3D, SlowFast and dense TSM
@@ -11,10 +11,10 @@ A protocol names the views, the clips of a video and the crops of a clip:
 The general form is ``CLIPSxCROPS`` with 1, 3, 5 or 10 crops, the arguments of `fastvid.Views`, which documents where
 clips and crops are taken.
 
-Of classes, probabilities are averaged, as in mmaction2 and SlowFast. One pass over the split delivers all views and
+For classes, probabilities are averaged, as in mmaction2 and SlowFast. One pass over the split delivers all views and
 decodes each packet once. The model receives at most `eval_batch_size` clips at once, over all ranks, whatever the
-number of views; a batch of the loader contains no more either, but at least the views of one video per rank. A video is
-scored only if all of its views were decoded.
+number of views. A batch of the loader is no larger, except that it has at least all views of one video per rank. A
+video is scored only if all of its views were decoded.
 
 Videos to predict are probed, encoded and verified like the sources of a dataset, into a temporary dataset with the
 recipe's profile. The model therefore sees the same size, color and compression as in training, hostile files face the
@@ -62,7 +62,8 @@ log = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"(\d+|twice)(?:x(\d+))?")
 _TWICE: Final = (0.5, 0.0)
-"""TSM's positions in each segment (mit-han-lab/temporal-shift-module ops/dataset.py at 1f6a834, _get_test_indices)."""
+"""TSM's two positions in each segment, 0 (start) to 1 (mit-han-lab/temporal-shift-module ops/dataset.py at 1f6a834,
+_get_test_indices)."""
 
 
 def views(protocol: str) -> Views:
@@ -96,9 +97,9 @@ class EvalReport:
     protocol: str
     num_views: int
     names: tuple[str, ...]
-    rows: Sequence[dict[str, Any]]  # A row for each output, see `Task.details`
-    # int64 [names, names], number of videos by true class (row) and predicted class (column); None where there
-    # are no classes.
+    rows: Sequence[dict[str, Any]]  # a row for each of the model's outputs, see `Task.details`
+    # int64 [names, names], number of videos by true class (row) and predicted class (column); None if the task does
+    # not predict classes.
     confusion: Tensor | None
 
     def as_row(self) -> dict[str, Any]:
@@ -107,7 +108,7 @@ class EvalReport:
 
 
 def report(task: Task, gathered: Gathered, num_views: int, protocol: str, names: Sequence[str]) -> EvalReport:
-    """Score the predictions of all ranks."""
+    """Score the samples whose views were all seen, from the predictions of all ranks."""
     predictions, targets, scored = gathered.means(num_views)
     if len(targets) < len(scored):
         log.warning("only %d of %d samples were scored: the others failed to decode", len(targets), len(scored))
@@ -149,13 +150,14 @@ def _score(config: Config, checkpoint: str | None, asked: Views, protocol: str, 
 def add_batch(
     model: nn.Module, batch: Batch, gathered: Gathered, member: Member, config: Config, *, targets: bool = True
 ) -> None:
-    """Add the predictions for a batch, at most `eval_batch_size` clips at once.
+    """Predict a batch, at most `eval_batch_size` clips at once, and add the predictions to `gathered`.
 
-    Without `targets`, all rows that are not masked are added, whether or not they have a label.
+    `targets`: whether to add targets too, and only the rows that the task scores; False adds all rows that are not
+    masked.
     """
     model.eval()
     task = config.task
-    if batch.frame_index.ndim == 3:  # with an axis of views
+    if batch.frame_index.ndim == 3:  # [B, V, T]: there are several views
         batch = _one_view_a_row(batch)
     most = -(-config.data.eval_batch_size // member.world.size)
     for first in range(0, batch.num_rows, most):
@@ -168,7 +170,7 @@ def add_batch(
 
 
 def _one_view_a_row(batch: Batch) -> Batch:
-    """Return a batch with a row for each view of each clip; view v of row b is row b * V + v."""
+    """Return a batch with one row per view instead of per video: view v of row b becomes row b * V + v."""
     rows, num_views = batch.frame_index.shape[:2]
     viewed = {"video", "flow", "frame_index", "seconds"}
 
@@ -185,13 +187,13 @@ def _one_view_a_row(batch: Batch) -> Batch:
 
 
 def output_names(known: Sequence[str], config: Config) -> list[str]:
-    """Return the names of the outputs if there are as many as the model has, else numbers as names."""
+    """Return `known`, the names of the outputs, if the model has as many outputs, else their numbers as names."""
     count = config.model.num_classes
     return list(known) if count is None or len(known) == count else [str(number) for number in range(count)]
 
 
 def check_predicts(task: Task, command: str) -> None:
-    """Check that a task makes predictions."""
+    """Raise UsageError if a task makes no predictions, which `command` needs."""
     if not task.predicts:
         raise UsageError(
             f"`fastvid {command}` needs predictions, but task {type(task).__name__} makes none",
@@ -200,9 +202,9 @@ def check_predicts(task: Task, command: str) -> None:
 
 
 def trained(config: Config, checkpoint: str | None, member: Member) -> tuple[Config, nn.Module, dict[str, Any] | None]:
-    """Return the model of a run with the weights of a checkpoint, or else of `model.weights`.
+    """Return the model of a run with the weights of a checkpoint or, if the run has none, those of `model.weights`.
 
-    Returns the configuration with the number of classes filled in, the model, and the state in the checkpoint.
+    Returns the configuration with the number of classes filled in, the model, and the checkpoint's state or None.
     """
     checkpoints = checkpoints_of(config)
     name, state = read_state(checkpoints, member, checkpoint)
@@ -228,19 +230,19 @@ def trained(config: Config, checkpoint: str | None, member: Member) -> tuple[Con
     return config, model, state
 
 
-WHOLE_S: Final = 86_400.0  # a video is one sample, however long
-_BATCH: Final = 8
+WHOLE_S: Final = 86_400.0  # maximum seconds of a sample: a day, so that a video is not split into several samples
+_BATCH: Final = 8  # clips that the model predicts at once
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
     """What a model predicts for one video."""
 
-    video: str
-    top: tuple[tuple[str, float], ...]
-    frames: tuple[int, ...]
+    video: str  # path of the file
+    top: tuple[tuple[str, float], ...]  # name and value of each output; classes by falling probability
+    frames: tuple[int, ...]  # indices of the frames of the first view
     pictures: npt.NDArray[np.uint8]  # these frames as stored in the dataset, uint8 [T, H, W, 3]
-    probabilities: bool = True
+    probabilities: bool = True  # whether the values are probabilities of classes
 
     def as_row(self) -> dict[str, Any]:
         """Return all fields except the pictures as JSON values."""
@@ -265,7 +267,7 @@ def predict(
         config: Configuration of the run.
         videos: Paths of video files.
         checkpoint: File name of a checkpoint of the run, or "best"; None uses the newest.
-        protocol: See the module.
+        protocol: Clips and crops per video, such as "10x3", see the module docstring.
         size: Side of the crops in pixels; None keeps the recipe's.
         top: Number of classes to return per video; numbers are all returned.
 
@@ -313,7 +315,7 @@ def predict(
 
 def _encoded(config: Config, videos: Sequence[str], folder: str) -> list[str]:
     """Create a dataset of the videos, and return their keys."""
-    # Symlinks with numbered names, because two videos may have the same name, and their folders are not classes.
+    # Symlinks with numbered names: two videos may have the same name, and their folders must not be taken for classes.
     with tempfile.TemporaryDirectory(prefix="fastvid-predict-") as links:
         paths = [Path(links) / f"{number:06d}{Path(video).suffix}" for number, video in enumerate(videos)]
         for path, video in zip(paths, videos, strict=True):
@@ -331,7 +333,7 @@ def _encoded(config: Config, videos: Sequence[str], folder: str) -> list[str]:
     if len(rows) != len(videos):
         known = {str(row["source_id"]) for row in rows}
         other = next(video for video, path in zip(videos, paths, strict=True) if path.name not in known)
-        raise UsageError("file is not a video", file=other, hint="give it the file name extension of a video")
+        raise UsageError("file is not a video", file=other, hint="rename it to have the extension of a video, as .mp4")
     for video, row in zip(videos, rows, strict=True):
         if row["status"] != "packed":
             raise SourceError(str(row["message"]), reason=str(row["reason"]), file=video)
@@ -339,7 +341,7 @@ def _encoded(config: Config, videos: Sequence[str], folder: str) -> list[str]:
 
 
 def _profile(config: Config) -> Profile:
-    """Return the encode profile of the recipe, with which its dataset was created."""
+    """Return the encode profile that the recipe creates its dataset with; "compact" if the recipe does not say."""
     if config.shard is None:
         return get_profile("compact")
     options = config.shard.options

@@ -1,4 +1,4 @@
-"""Policies that grow the global batch: by schedule, by gradient noise, or on a plateau of the loss.
+"""Policies that increase the global batch size: by schedule, by gradient noise, or on a plateau of the loss.
 
 The 2018 system of Cong et al. has an adaptive batch size whose rule is not published; these policies do not
 reproduce it.
@@ -9,14 +9,14 @@ reproduce it.
                McCandlish et al. 2018
     plateau    grows when the evaluation loss has not improved for some evaluations
 
-A policy's inputs are the same on every rank, so its sizes are too. Sizes never decrease and are the first size times
-a power of the growth factor.
+A policy's inputs are the same on every rank, so its batch sizes are too. Sizes never decrease; each is the first size
+times a power of the growth factor.
 
-`AdaptiveBatch` grows the global batch of a strategy whose ranks share batches during the run.
+`AdaptiveBatch` adds a policy to a strategy whose ranks share batches.
 
 Samples, positions and lineage stay exact: the batch size may change at any position of the epoch's order, and an epoch
-delivers the same samples as with the first size. If a large batch exceeds the rest of an epoch, the rest is delivered
-as a smaller multiple of the first size.
+delivers the same samples as with the first size. If a batch would exceed the rest of an epoch, the rest is delivered
+as a smaller batch, a multiple of the first size.
 
 The learning rate, option ``batch_lr``:
     linear   the schedule's rate times the growth of the batch, so that the ratio of rate to batch size follows the
@@ -58,7 +58,8 @@ NAMES: Final = get_args(PolicyName)
 class BatchPolicy:
     """Decides the size of the global batch. Every method is called on every rank with the same arguments.
 
-    `growth`: growth factor, a whole number of at least 2, so that every size is a multiple of the first.
+    `growth`: growth factor, a whole number of at least 2, so that every size is a multiple of the first. `largest`:
+    maximum size in clips; None for no maximum. `growths`: how often the batch has grown.
     """
 
     def __init__(self, growth: int = 2, largest: int | None = None) -> None:
@@ -71,7 +72,8 @@ class BatchPolicy:
     def begin(self, first: int, samples_per_epoch: int, milestones: Sequence[int]) -> None:  # noqa: ARG002
         """Prepare the policy before the first batch of a new or resumed run.
 
-        `samples_per_epoch`: samples per epoch. `milestones`: samples at which the learning rate decays.
+        `first`: size of the first batch, in clips. `milestones`: numbers of samples after which the learning rate
+        decays.
         """
         if self.largest is not None and self.largest < first:
             raise UsageError(
@@ -81,11 +83,11 @@ class BatchPolicy:
         self.first = first
 
     def size(self, samples: int) -> int:  # noqa: ARG002
-        """Return the size of the batch that starts after `samples` samples of the run: by default as decided so far."""
+        """Return the size in clips of the batch that starts after `samples` samples of the run."""
         return self.grown(self.growths)
 
     def observe_noise(self, scale: float, samples: int) -> None:
-        """Handle the gradient noise scale since the last call, in clips; it may be infinite or nan."""
+        """Handle a measurement of the gradient noise scale, in clips; it may be infinite or nan."""
 
     def observe_loss(self, loss: float, samples: int) -> None:
         """Handle the mean loss of an evaluation; it may be nan."""
@@ -115,7 +117,7 @@ class BatchPolicy:
 
 
 class Scheduled(BatchPolicy):
-    """Grows once at each of some milestones; a pure function of the samples seen."""
+    """Grows once at each milestone, a number of samples; the size is a pure function of the samples seen."""
 
     def __init__(self, growth: int = 2, largest: int | None = None, at: str | float | None = None) -> None:
         super().__init__(growth, largest)
@@ -150,7 +152,7 @@ class Noise(BatchPolicy):
 
 
 class Plateau(BatchPolicy):
-    """Grows after `patience` consecutive evaluations that did not improve on the best loss."""
+    """Grows after `patience` consecutive evaluations without a loss below the best by the fraction `threshold`."""
 
     def __init__(self, growth: int = 2, largest: int | None = None, threshold: float = 0.01, patience: int = 2) -> None:
         super().__init__(growth, largest)
@@ -207,10 +209,11 @@ LrRule = Literal["linear", "keep"]
 
 
 class AdaptiveBatch(Strategy):
-    """Adds the options ``batch...`` to the class of a strategy whose ranks share batches: a base class before it.
+    """Adds the options ``batch...`` to a strategy whose ranks share batches.
 
-    `batch_growth`: growth factor, a whole number of at least 2. `options`: those of the strategy. A strategy that
-    measures the gradient noise itself, instead of in DDP's buckets, has a method ``measure(meter)``.
+    `build_strategy` derives a class from this one and the strategy's class, in this order. `options`: options of the
+    strategy. The gradient noise is measured in DDP's buckets, or by the strategy itself if it has a method
+    ``measure(meter)``.
     """
 
     def __init__(
@@ -265,7 +268,7 @@ class AdaptiveBatch(Strategy):
         yield from super().rounds(replica, cast("Loader", resizing), epochs)
 
     def _before_step(self, replica: Replica, batch: Batch) -> None:
-        """Set the rate and attach the noise measurement for the next step."""
+        """Scale the learning rate for the next step, and attach the noise measurement to DDP if it is used."""
         self._batch_clips = batch.stop - batch.start
         if self._batch_linear:
             replica.lr_scale = self.batch_policy.size(replica.samples) / self.batch_policy.first
@@ -326,7 +329,7 @@ class ResizingLoader:
         self._first = loader.global_batch_size
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is that of the loader."""
+        """Return an attribute of the loader."""
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Batch]:

@@ -1,19 +1,19 @@
-"""Averages a model over ranks: parameters, norm statistics, moments and a few words in one message.
+"""Average a model over ranks: parameters, norm statistics, moments and a few control numbers in one message.
 
-Parameters may travel in 8 or 4 bits, as differences with error feedback: what rounding withholds from a message is kept
-on the rank and added to the next one, so the sum of all messages and what is still withheld equals the sum of all
-values (Karimireddy et al. 2019). `Integers.drain` hands it out, for a message in full precision before a checkpoint,
-which contains one rank's state only.
+Parameters may be sent in 8 or 4 bits, as differences from the last common model, with error feedback: the rounding
+error of a message (the withheld part) is kept on the rank and added to its next message. The sum of all messages plus
+the withheld part thus equals the sum of all values (Karimireddy et al. 2019). Before a checkpoint, which contains one
+rank's state only, the withheld parts are sent in full precision, see `Integers.drain`.
 
-Integers: each block of `BLOCK` numbers has a scale in float32, its largest magnitude over the largest level, 127 or 7.
-Rank r owns about 1/P of the blocks: it receives the others' levels of them, adds them in the vector's own precision and
-sends the mean to all, in integers again. Each rank thus sends 2 (P - 1) / P times the bytes of its vector in integers,
-a fourth or an eighth of what a ring all-reduce of float32 sends, whatever P; gathering everybody's integers everywhere
-would send P / 2 times as much.
+Integers: a number is stored as an integer level times the scale of its block of `BLOCK` numbers, a float32: the block's
+largest magnitude divided by the largest level, 127 or 7. Of P ranks, each owns about 1/P of the blocks: it receives the
+levels of its blocks from all ranks, sums them in the vector's own precision and sends the mean to all, in integers
+again. Each rank thus sends 2 (P - 1) / P times the bytes of its vector in integers, for any P a fourth or an eighth of
+a ring all-reduce of float32. Sending all integers to all ranks would take P / 2 times as much.
 
-torch's own averagers (`torch.distributed.algorithms.model_averaging`, 2.13) are not used. They average after steps 1,
-K + 1, 2K + 1 and so on; omit parameters without a gradient, buffers and optimizer state; and rebind each parameter to a
-part of a new buffer, so that code with the old address uses stale memory.
+torch's own averagers (`torch.distributed.algorithms.model_averaging`, 2.13) are not used, for three reasons: they
+average after steps 1, K + 1, 2K + 1 and so on; they omit parameters without a gradient, buffers and optimizer state;
+and they rebind each parameter to a part of a new buffer, so that code with the old address uses stale memory.
 
 `NoiseMeter` measures the gradient noise scale from gradients that the ranks compute anyway, at no extra cost.
 """
@@ -35,11 +35,11 @@ from torch.optim import Optimizer
 
 
 class Traffic:
-    """Collective operations of one rank and the bytes passed to them, by purpose.
+    """Counts the collective operations of one rank and the bytes passed to them, by purpose.
 
     A ring all-reduce over P ranks transfers 2 (P - 1) / P times these bytes over each rank's link, in each direction.
 
-    `bytes`: bytes by purpose.
+    `calls`: number of operations by purpose. `bytes`: bytes by purpose.
     """
 
     def __init__(self) -> None:
@@ -57,21 +57,23 @@ class Traffic:
 
 
 BLOCK: Final = 4096
-"""Numbers per scale, which adds 0.1 % to 8-bit messages and 0.2 % to 4-bit messages."""
+"""Numbers that share one scale. The scales add 0.1 % to 8-bit messages and 0.2 % to 4-bit messages."""
 
 _SCALE_BYTES: Final = 4
 
 
 class Integers:
-    """Averages the vectors of one rank, always of the same length, as integers of 8 or 4 bits with a scale per `BLOCK`.
+    """Averages vectors over the ranks, sent as integers of 8 or 4 bits with a scale per `BLOCK` numbers.
 
-    What rounding withholds is kept for the next average.
+    All vectors must have the same length.
+
+    The rounding error of each message is kept (withheld) and added to the next one.
     """
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
         self._withheld: Tensor | None = None
-        self._mean_withheld: Tensor | None = None  # of the mean of the blocks that this rank owns
+        self._mean_withheld: Tensor | None = None  # rounding error of the means of the blocks that this rank owns
         self._owned = slice(0)
 
     def average(self, values: Tensor, traffic: Traffic, purpose: str) -> None:
@@ -96,7 +98,11 @@ class Integers:
             values[part] = self._decoded(message, part, values)
 
     def _exchanged(self, message: Tensor, sizes: list[int], rank: int, mean: Tensor) -> Tensor:
-        """Send each rank its blocks, add what arrives to what was withheld, and return the means of all blocks."""
+        """Send each rank the blocks it owns, and return the encoded means of all blocks.
+
+        `mean`: the withheld part of this rank's own blocks, to which the received values are added; replaced by the new
+        rounding error.
+        """
         ranks, own = len(sizes), sizes[rank]
         received = message.new_empty(own * ranks)
         dist.all_to_all_single(received, message, [own] * ranks, sizes)
@@ -112,9 +118,10 @@ class Integers:
         return decode(message, part.stop - part.start, self.bits, values.dtype)
 
     def drain(self, values: Tensor) -> bool:
-        """Add what has been withheld to a vector [n], and forget it. Return whether it may not be zero.
+        """Add the withheld parts to a vector [n], whose mean over the ranks is then taken, and clear them.
 
-        Values count 1 / P in a mean; what the owner of a block withholds is of the mean itself.
+        The error of a block's mean is multiplied by P, because the mean divides the vector by P. Returns False if
+        nothing was ever withheld.
         """
         if self._withheld is None or self._mean_withheld is None:
             return False
@@ -126,14 +133,14 @@ class Integers:
 
 
 def shares(length: int, size: int) -> list[slice]:
-    """Return the range of a vector that each rank owns: whole blocks, but for the end of the vector."""
+    """Return the range of a vector [length] that each of `size` ranks owns: whole blocks, except at its end."""
     blocks = -(-length // BLOCK)
     ends = [min(length, rank * blocks // size * BLOCK) for rank in range(size)] + [length]
     return [slice(first, end) for first, end in itertools.pairwise(ends)]
 
 
 def encode(values: Tensor, bits: int) -> Tensor:
-    """Return a vector [n] as bytes, uint8: the scales of its blocks, then n levels of 8 or 4 bits.
+    """Return a vector [n] as a uint8 tensor: the scales of its blocks in float32, then n levels of 8 or 4 bits.
 
     A block with a value that is not finite decodes to values that are not finite.
     """
@@ -150,7 +157,7 @@ def encode(values: Tensor, bits: int) -> Tensor:
 
 
 def decode(message: Tensor, length: int, bits: int, dtype: torch.dtype) -> Tensor:
-    """Return the vector [length] of bytes that `encode` made."""
+    """Return the vector [length] that `encode` turned into `message`, in `dtype`."""
     count = -(-length // BLOCK)
     scales = message[: count * _SCALE_BYTES].clone().view(torch.float32).to(dtype)
     packed = message[count * _SCALE_BYTES :]
@@ -166,13 +173,13 @@ BITS: Final = {"int8": 8, "int4": 4}
 
 
 class Averager:
-    """Averages tensors over the ranks, each of which must call it with the same shapes.
+    """Averages tensors over the ranks; every rank must call each method, with tensors of the same shapes.
 
-    It has one buffer with a range for each tensor, the parameters first, and further `words` at the end. Tensors are
-    copied from and to it and never rebound.
+    It has one buffer: the parameters, the other tensors, then `words` further numbers, which are averaged too. Tensors
+    are copied from and to the buffer and never rebound.
 
-    `buffer`: [n + words], float64 if any tensor is float64, else float32. `parameters`: the part that belongs to the
-    parameters. `words`: [words], the end. `size`: number of ranks.
+    `buffer`: [n + words], float64 if any tensor is float64, else float32. `parameters`: view of the parameters in the
+    buffer. `words`: [words], view of the further numbers. `size`: number of ranks.
     """
 
     def __init__(
@@ -198,7 +205,7 @@ class Averager:
         self._traffic = traffic or Traffic()
 
     def consists_of(self, tensors: Iterable[Tensor]) -> bool:
-        """Return whether the tensors of this buffer are the same objects as these."""
+        """Return whether this averages the same tensor objects as `tensors`, in the same order."""
         return [id(tensor) for tensor in tensors] == [id(tensor) for tensor in self.tensors]
 
     @torch.no_grad()
@@ -217,15 +224,16 @@ class Averager:
     def reduce(self, purpose: str, anchor: Tensor | None = None, *, whole: bool = False) -> None:
         """Replace the buffer by its mean over the ranks.
 
-        `anchor`: [n], parameters that are the same on all ranks; required by a codec. `whole`: whether to send
-        parameters in full precision, together with what the codec has withheld.
+        `anchor`: [n], the parameters of the last common model, the same on all ranks. With a codec (`Integers`) and an
+        anchor, only the differences from the anchor are sent, compressed. `whole`: whether to send them in full
+        precision, together with what the codec has withheld.
         """
         if self._size == 1:
             return
         if self._codec is None or anchor is None:
             self._add_up(self.buffer, purpose)
             return
-        # Differences are small, so rounding them costs little, and the result is the same on all ranks.
+        # Differences are small, so their rounding errors are too; all ranks get the same, as their anchors are equal.
         difference = self.parameters.sub_(anchor)
         if whole:
             self._codec.drain(difference)
@@ -245,7 +253,7 @@ class Averager:
 def statistics(model: nn.Module) -> list[Tensor]:
     """Return the floating-point buffers of a model, such as running statistics.
 
-    Counters are excluded: they count steps, which are the same on every rank.
+    Integer buffers are left out: they count steps, which are the same on every rank.
     """
     return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
 
@@ -264,7 +272,7 @@ def moments(optimizer: Optimizer) -> list[Tensor]:
     ]
 
 
-_EMPTY = 1e-12  # a share below this contains no clip: nonempty shares are at least one over the global batch size
+_EMPTY = 1e-12  # a smaller share of a batch has no clips: one clip is 1 / (global batch size)
 
 
 class NoiseMeter:
@@ -279,10 +287,11 @@ class NoiseMeter:
         E|x_p|^2 = G2 + S / b_p      S  = sum_p b_p (|x_p|^2 - |x|^2) / (P - 1)
         E|x|^2   = G2 + S / B        G2 = |x|^2 - S / B
 
-    Both are unbiased, even if shares are uneven, and the result is the ratio of their means over many steps. With local
-    steps, x_p is the distance that rank p has moved in a round, per step and unit of the learning rate, and b_p the
-    clips of all its steps; this is accurate if the gradient hardly changes within a round. Momentum makes the estimate
-    too small unless a round is longer than 1 / (1 - momentum) steps; with Adam, it is in Adam's metric.
+    S and G2 are unbiased, even if shares are uneven, and the result is the ratio of their means over many steps. With
+    local steps (kavg), x_p is the distance that rank p has moved in a round, per step and unit of the learning rate,
+    and b_p the clips of all its steps; this is accurate if the gradient hardly changes within a round. Momentum makes
+    the estimate too small unless a round is longer than 1 / (1 - momentum) steps. With Adam, norms are those of Adam's
+    scaled updates.
 
     `world_size`: P, at least 2; with one rank nothing is measured.
     """
@@ -290,25 +299,29 @@ class NoiseMeter:
     def __init__(self, world_size: int, device: torch.device, total: Callable[[Tensor], Callable[[], Tensor]]) -> None:
         self.world_size, self._total = world_size, total
         self.count = 0
-        self._own = torch.zeros(4, dtype=torch.float64, device=device)  # sums of this rank since `gather`
+        self._own = torch.zeros(4, dtype=torch.float64, device=device)  # this rank's sums since the last `gather`
         self._gathered = torch.zeros(4, dtype=torch.float64)
         self._added = False
 
     def add(self, own: Tensor, mean: Tensor, share: Tensor, clips: int) -> None:
-        """Add a measurement."""
+        """Add a measurement.
+
+        `own`: squared norm of this rank's gradient, which is x_p times P b_p / B, because of the factor of its loss.
+        `mean`: |x|^2. `share`: b_p / B. `clips`: B.
+        """
         if self.world_size < 2:
             return
         # A rank without clips contributes 0, because b_p |x_p|^2 is 0.
         single = own / (self.world_size * share.clamp_min(_EMPTY)).square()
         values = torch.stack([share * clips * single, share * clips * mean, share * single, share * mean])
-        # A step that overflowed in fp16 is skipped on every rank, because the mean over all ranks is not finite either.
+        # A step that overflowed in fp16 is left out on every rank, because the mean over all ranks is not finite.
         finite = torch.isfinite(mean)
         self._own += torch.where(finite & torch.isfinite(values), values, 0.0)
         self._added = True
         self.count += 1
 
     def scale(self) -> float:
-        """Return S / G2 since `clear`, in clips; infinite without signal, nan without noise too.
+        """Return S / G2 since `clear`, in clips; 0 if S is not positive, infinite if G2 is not, nan if neither is.
 
         The result is the same on every rank. Every rank must call it at the same point.
         """
@@ -329,7 +342,7 @@ class NoiseMeter:
         self.count = 0
 
     def gather(self) -> None:
-        """Sum the measurements over the ranks, each of which must call it at the same point."""
+        """Sum the measurements over the ranks; every rank must call it at the same point."""
         if self._added:
             self._gathered += self._total(self._own.cpu())()
             self._own.zero_()
@@ -348,7 +361,7 @@ class NoiseMeter:
 
 
 class GradientNorms:
-    """Measures the squared norms of this rank's gradient and of the mean, in DDP's all-reduce."""
+    """Measures the squared norms of this rank's gradient and of the mean over the ranks, in DDP's all-reduce."""
 
     def __init__(self, wrapped: DistributedDataParallel, device: torch.device) -> None:
         self.wrapped = wrapped

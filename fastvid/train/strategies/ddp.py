@@ -1,8 +1,8 @@
 """Synchronous data parallelism: gradients are averaged over all ranks in every step.
 
-Each rank computes its share of the global batch. Its loss is the sum of its clips' losses, each weighted by one over
-the global batch size, times the world size, because DistributedDataParallel averages over the ranks. The gradient is
-thus that of the mean over the global batch, even if shares differ in size.
+Each rank computes its share of the global batch. Its loss is the sum of its clips' losses times world size / global
+batch size: DistributedDataParallel averages over the ranks, which divides by the world size. The result is the gradient
+of the mean loss over the global batch, even if shares differ in size.
 
 In training, each rank computes norm statistics from its own clips; a checkpoint and an evaluation use their mean over
 the ranks. Running statistics are linear in the batches' statistics, so it does not matter how often they are averaged.
@@ -82,7 +82,8 @@ class Ddp(Strategy):
         return True
 
 
-# Half precision does not overflow: the loss is a mean over the global batch, and each rank divides before the sum.
+# The sum does not overflow in half precision: losses are means over the global batch, and the hooks divide gradients by
+# the world size before the sum.
 _HOOKS: dict[str, Any] = {"fp32": None, "fp16": fp16_compress_hook, "bf16": bf16_compress_hook}
 
 # Disables the broadcast of buffers in each forward. Up to torch 2.12 the argument is broadcast_buffers.

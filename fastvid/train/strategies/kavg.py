@@ -5,31 +5,31 @@ SGD: gradients are averaged in every step at first.
 
     every rank                 starts with the same model w
     K times                    a step on this rank's share of the next global batch, with the gradient scaled as in ddp
-    one all-reduce             mean of parameters and norm statistics, and two words (stop, save)
+    one all-reduce             mean of parameters and norm statistics, and two numbers (requests to stop, to save)
     every rank                 w = the mean, or an outer step towards it
 
-Samples per step, learning rate and loader position are those of ddp: ranks share the same global batches, and samples
-are counted over all ranks. Only the time of communication differs.
+Samples per step, learning rate and loader position are the same as in ddp: ranks share the same global batches, and
+samples are counted over all ranks. Only how often ranks communicate differs.
 
 Rounds: models are averaged after local steps K, 2K, ... of an epoch, and at its end, where an evaluation and a
-checkpoint need one model. A round never extends into the next epoch: a K above the steps of an epoch means one epoch.
-Ranks do not communicate between averages, so a request to save or stop takes effect at the next average: averaging on
-request would make the weights depend on the clock. A signal to stop therefore takes up to K steps; torchrun kills after
-30 s.
+checkpoint need one model. A round never extends into the next epoch: if K exceeds the steps of an epoch, a round is one
+epoch. Ranks do not communicate between averages, so a request to save or stop takes effect at the next average:
+averaging on request would make the weights depend on the clock. A signal to stop therefore takes up to K steps to act,
+and torchrun kills the processes 30 s after its signal.
 
-Checkpoints contain the mean, do not depend on the world size, and a run can resume from one with any number of ranks:
-with the same samples in the same order at the same learning rate, in shares of a different size. All ranks start from
-its single set of moments. A run resumed with the same number of ranks repeats the original run bit for bit.
+Checkpoints contain the mean of the models. A run can resume from one with any number of ranks: with the same samples in
+the same order at the same learning rate, only in shares of a different size. All ranks start from the checkpoint's
+single set of moments. A run resumed with the same number of ranks repeats the original run bit for bit.
 
 Exact, and tested:
     K = 1 with SGD, momentum and weight decay is SGD on the whole batch, up to rounding, even if shares are uneven.
     For a quadratic objective with additive noise, the weights after every average are those of SGD on the whole batch,
     for any K, because the gradient is linear in the weights.
 Not exact:
-    Any other objective with K > 1 is a different algorithm, whose weights depend on the number of ranks. So is Adam,
+    For any other objective, K > 1 is a different algorithm, whose weights depend on the number of ranks. So is Adam,
     even at K = 1: each rank's second moment includes the noise of its own small share, so steps are smaller and the
     learning rate must be tuned again. Clipping by norm and the loss scaling of fp16 are local to each rank.
-    Norm statistics: the mean of the ranks' running statistics is that of their batches, as with ddp.
+    Norm statistics are the mean of the ranks' running statistics, each over the rank's own batches, as with ddp.
 
 Moments (momentum buffers, Adam's m and v) stay local: averaging them gained nothing for twice or three times the bytes.
 They are averaged only at the end of an epoch and for a checkpoint, which needs one set. The time of a checkpoint thus
@@ -122,15 +122,16 @@ class Kavg(Strategy):
         outer_momentum: Coefficient of the outer momentum; None is 0.9.
         outer_lr: Learning rate of the outer step; 1 moves to the mean. None is 0.7.
         local_after: Epochs of ddp before the first local step (post-local SGD).
-        compress: "int8" or "int4" sends parameters as differences to the last common model; "none" sends parameters in
-            float32, or float64 if any parameter is. Statistics are never compressed, and are then sent in a separate
-            message.
+        compress: "int8" or "int4" sends parameters as differences from the last common model; "none" sends parameters
+            in float32, or float64 if any parameter is. Norm statistics are never compressed; with compression they are
+            sent in a separate message.
 
     Attributes:
-        traffic: Traffic of this rank: "average", "settle" (moments and what compression withheld, before a checkpoint),
-            "control" (metrics and scores), and with compression "average_rest".
-        local_steps: Steps of the round so far.
-        meter: Measures the gradient noise if a batch policy requests it.
+        traffic: Messages and bytes of this rank, by purpose: "average", "settle" (moments and what compression
+            withheld, before a checkpoint), "control" (metrics and scores), and with compression "average_rest" (norm
+            statistics).
+        local_steps: Local steps of the current round so far.
+        meter: Measures the gradient noise, if a batch policy needs it.
 
     Raises:
         UsageError: If an option is out of range, or conflicts with another.
@@ -167,12 +168,12 @@ class Kavg(Strategy):
         self._ddp = Ddp(member)
         self._synchronous = False  # whether gradients are averaged in every step
         self._averager = Averager([], [], self.world_size)
-        self._anchor: Tensor | None = None  # the last common model, if it is needed
+        self._anchor: Tensor | None = None  # parameters of the last common model, if an option needs them
         self._samples_per_epoch = 1
-        self.local_steps = 0  # of the round
+        self.local_steps = 0
         self._apart = False  # whether the ranks' models may differ
-        self._clips = 0  # of the round, over all ranks
-        self._share = torch.zeros((), dtype=torch.float64, device=member.device)  # of the round, this rank's
+        self._clips = 0  # clips of the round, over all ranks
+        self._share = torch.zeros((), dtype=torch.float64, device=member.device)  # sum of this rank's shares in a round
         self._requests = torch.zeros(2, dtype=torch.int64)
         self._agreed: Tensor | None = None
 
@@ -180,7 +181,7 @@ class Kavg(Strategy):
         """Start measuring the spread of the ranks' models at each average.
 
         Raises:
-            UsageError: If averages are rounded, which the measurement would notice.
+            UsageError: If averages are rounded by compression, which the measurement would take for noise.
         """
         if self._codec is not None:
             raise UsageError(
@@ -292,7 +293,7 @@ class Kavg(Strategy):
         meter.add(far, mean_far, self._share / self.local_steps, self._clips)
 
     def _release(self, replica: Replica) -> None:
-        """Add what compression withheld on any rank to the model, which all ranks have alike."""
+        """Send what compression withheld on the ranks, and add its mean to the common model."""
         if self._codec is None or self._anchor is None or self.world_size == 1:
             return
         rest = Averager([torch.zeros_like(self._anchor)], [], self.world_size, traffic=self.traffic)

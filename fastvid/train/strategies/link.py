@@ -1,16 +1,16 @@
-"""A link between a server and a client, who prove to each other that they know one token: one TCP connection.
+"""A link: a TCP connection between a server and a client, who prove to each other that they know the same token.
 
 A message has a kind, values that JSON can represent, and at most one payload, the bytes of a tensor. It is sent as a
 header, the JSON of kind and values, and the payload. The header is little-endian: a magic word, the sizes in bytes of
-JSON and payload, the CRC-32 of each, and the CRC-32 of the header so far. A message without JSON is a heartbeat, which
-a side sends while it has nothing else to send.
+JSON and payload, the CRC-32 of each, and the CRC-32 of the header up to there. A message without JSON is a heartbeat,
+which a side sends while it has nothing else to send.
 
-A side that receives nothing for `timeout_s` treats the other as dead. A process that was killed is noticed at once,
-because its connection closes; its death breaks no other link.
+A side that receives nothing for `timeout_s` treats the other side as dead. A killed process is noticed at once, because
+its connection closes; its death breaks no other link.
 
-To open a link, the two exchange random numbers and a keyed hash (HMAC-SHA256) of both, so the token itself is never
-sent. Nothing of a client is looked at before its proof. The proof keeps strangers out; it does not encrypt what is sent
-afterwards, so whoever can read or change the traffic of the network can read or change the messages.
+To open a link, the two sides exchange random numbers and a keyed hash (HMAC-SHA256) of both, so the token itself is
+never sent. The server parses no message of a client before this proof. The proof keeps strangers out, but messages are
+not encrypted: anyone who can read or change the traffic of the network can read or change the messages.
 
 `shared_store` opens a store of numbers and bytes by name that all ranks of a job share.
 """
@@ -46,19 +46,19 @@ MAGIC: Final = b"fvlink\0\6"
 
 _HEADER: Final = struct.Struct("<8sQQIII")
 _BEATS: Final = 4  # heartbeats in `timeout_s`
-_LINGER_S: Final = 2.0  # for the other side to read the last message and close
+_LINGER_S: Final = 2.0  # seconds to wait, when closing, for the other side to read the last message and close
 
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one side tells the other.
+    """A message on a link.
 
     Attributes:
-        kind: What it is about.
+        kind: Type of the message, such as "push".
         values: JSON values by name.
-        payload: The tensor that came with it, or uint8 [bytes]; None for none.
+        payload: The tensor that the receiver gave for it, or a new one, uint8 [bytes]; None without a payload.
     """
 
     kind: str
@@ -83,7 +83,7 @@ class Link:
         self._connection = connection
         self._lock = threading.Lock()
         connection.settimeout(timeout_s)
-        # A header and its payload are sent separately, and a reply should not wait for either.
+        # Header and payload are sent separately; without this option TCP may delay the second of them.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     @property
@@ -101,9 +101,9 @@ class Link:
         """Send a message.
 
         Args:
-            kind: What it is about.
+            kind: Type of the message.
             values: JSON values by name; None for none.
-            payload: Contiguous, on the CPU; must not change until this returns.
+            payload: A contiguous CPU tensor or bytes; must not change until this returns.
             checksum: CRC-32 of the payload, if known.
 
         Raises:
@@ -126,7 +126,7 @@ class Link:
         """Wait for a message; heartbeats are skipped.
 
         Args:
-            into: Contiguous, on the CPU; receives the payload, if there is one. None allocates uint8 [bytes].
+            into: A contiguous CPU tensor that receives the payload, if there is one. None allocates uint8 [bytes].
             beaten: Called after each heartbeat.
 
         Raises:
@@ -157,11 +157,11 @@ class Link:
         return Message(kind, values, payload)
 
     def wait(self, changed: threading.Condition, find: Callable[[], Found | None]) -> Found:
-        """Return what `find` returns as soon as that is true, and send heartbeats until then.
+        """Wait until `find` returns a true value, and return it; send heartbeats meanwhile.
 
         Args:
-            changed: Notified when another thread has changed what `find` looks at.
-            find: Called with the condition's lock.
+            changed: Condition that other threads notify when the result of `find` may have changed.
+            find: Called while the condition's lock is held.
 
         Raises:
             WorkerError: If the other side is gone.
@@ -209,7 +209,7 @@ class Link:
         self._connection.close()
 
     def _send(self, rest: memoryview) -> None:
-        # Not `sendall`, whose time limit would be for all of the bytes.
+        # Not `sendall`, whose time limit is for all bytes together: a large payload may take longer.
         while rest:
             rest = rest[self._connection.send(rest) :]
 
@@ -227,13 +227,13 @@ class Link:
 
 
 def encode(text: bytes, size: int = 0, checksum: int = 0) -> bytes:
-    """Return a message's header and JSON, see the module docstring; `size` and `checksum` are those of the payload."""
+    """Return a message's header and JSON, see the module docstring; `size` and `checksum` describe the payload."""
     head = _HEADER.pack(MAGIC, len(text), size, zlib.crc32(text), checksum, 0)[:-4]
     return head + zlib.crc32(head).to_bytes(4, "little") + text
 
 
 def decode(header: bytes | bytearray) -> tuple[int, int, int, int]:
-    """Return the bytes of the JSON and of the payload, and the CRC-32 of both."""
+    """Return the sizes in bytes of JSON and payload, and the CRC-32 of JSON and payload; raise if it is damaged."""
     magic, length, size, text_checksum, checksum, own = _HEADER.unpack(header)
     if magic != MAGIC or own != zlib.crc32(header[:-4]):
         raise ChecksumError(
@@ -250,7 +250,7 @@ def crc32(values: Tensor) -> int:
 
 
 def _bytes_of(values: Tensor | bytes) -> memoryview:
-    """Return the memory of a contiguous CPU tensor, which may be written to, or of bytes."""
+    """Return the memory of a contiguous CPU tensor, writable, or of bytes, read-only."""
     if isinstance(values, bytes):
         return memoryview(values)
     data: Any = values.detach().reshape(-1).view(torch.uint8).numpy()
@@ -273,20 +273,20 @@ log = logging.getLogger(__name__)
 TOKEN_VARIABLE: Final = "FASTVID_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable with the token that all jobs of one training share."""
 
-_TOKEN_CHARACTERS: Final = 16  # least; a random token of hexadecimal digits then has 64 bits
+_TOKEN_CHARACTERS: Final = 16  # minimum length: 16 random hexadecimal digits are 64 bits
 _NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32  # of SHA-256
 _NUMBER: Final = struct.Struct("<q")
-_PROOF_S: Final = 10.0  # for a client to prove that it knows the token
-_MOST_UNPROVEN: Final = 32  # connections, each of which has a thread; beyond them, the oldest is closed
-_LONGEST_START_S: Final = 60.0  # for a server to answer for the first time, however long one may be silent later
-_ATTEMPT_S: Final = 5.0  # to connect, so that a signal to stop is seen
+_PROOF_S: Final = 10.0  # time for a client to prove that it knows the token
+_MOST_UNPROVEN: Final = 32  # connections without a proof, each with a thread; with more, the oldest is closed
+_LONGEST_START_S: Final = 60.0  # maximum wait for a server's first answer, even if `timeout_s` is longer
+_ATTEMPT_S: Final = 5.0  # time of one attempt to connect: a signal to stop is checked between attempts
 _PAUSE_S: Final = 0.05  # between two checks whether a listener is closed, and between two attempts to connect
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a listener is, and the token that it asks for."""
+    """Host and port of a listener, and the token that its clients must know."""
 
     host: str
     port: int
@@ -296,18 +296,18 @@ class Address:
         return f"{self.host}:{self.port}"
 
     def encode(self) -> bytes:
-        """Return the address for the other ranks of a job, without a token that they have in their environment."""
+        """Return the address as JSON for the other ranks of a job, without the token if it is in their environment."""
         return json.dumps([self.host, self.port, "" if self.token == token_of_launcher() else self.token]).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Address:
-        """Return the address that `encode` returned on another rank."""
+        """Return the address that `encode` turned into `data` on another rank."""
         host, port, token = json.loads(data)
         return cls(str(host), int(port), str(token) or shared_token("the server of rank 0"))
 
 
 def token_of_launcher() -> str | None:
-    """Return the token in the environment; None if there is none."""
+    """Return the token in the environment variable FASTVID_TOKEN; None if it is not set."""
     token = os.environ.get(TOKEN_VARIABLE)
     if token and len(token) < _TOKEN_CHARACTERS:
         raise UsageError(
@@ -318,7 +318,7 @@ def token_of_launcher() -> str | None:
 
 
 def shared_token(what: str) -> str:
-    """Return the token in the environment, which all processes that share `what` must have."""
+    """Return the token in the environment; raise UsageError without one, because `what` is shared by several jobs."""
     token = token_of_launcher()
     if token is None:
         raise UsageError(
@@ -329,19 +329,20 @@ def shared_token(what: str) -> str:
 
 
 def token_of_job() -> str:
-    """Return the token for a server of this job: that of the environment, or a new one for this job alone."""
+    """Return the token for a server of this job: the one in the environment, or a new one that only this job has."""
     return token_of_launcher() or secrets.token_hex(32)
 
 
 def host_of_job() -> str:
-    """Return the name or address of rank 0's machine, as torchrun gives it; without torchrun, this machine alone."""
+    """Return the name or address of rank 0's machine from torchrun; without torchrun 127.0.0.1, this machine only."""
     return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
 
 def server_elsewhere(option: str, text: str | None, port: int) -> Address | None:
-    """Return the address of a server in another job, if a sync option names one.
+    """Return the address of a server in another job that a sync option names as HOST:PORT, or None.
 
-    A server that other jobs can reach at a `port`, or that is another job's, needs a token that they share.
+    Raises UsageError without a shared token if the server is in another job, or if this job's server has a fixed
+    `port`, so that other jobs can reach it.
     """
     if text is None:
         if port:
@@ -354,7 +355,7 @@ def server_elsewhere(option: str, text: str | None, port: int) -> Address | None
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on the addresses of one host name only.
+    """Return a socket that listens on the address of `host` only, not on all addresses of this machine.
 
     `port`: 0 for any free one.
     """
@@ -370,7 +371,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 class Listener:
-    """Accepts any number of clients that know its token: each gets a link, and a thread that serves it.
+    """Accepts clients that know its token, any number of them; each gets a link, and a thread that serves it.
 
     Args:
         session: Called in a client's thread with the server's side of its link, which is closed afterwards.
@@ -382,7 +383,7 @@ class Listener:
 
     Attributes:
         address: Where clients connect, and with which token.
-        refused: Connections that did not prove to know the token.
+        refused: Number of connections that did not prove that they know the token.
 
     Raises:
         WorkerError: If the host is not this machine, or the port is in use.
@@ -470,14 +471,14 @@ class Listener:
                 connection.sendall(_proof(self.address.token, b"server", mine, theirs) + _NUMBER.pack(number))
                 return Link(connection, number, self._timeout_s)
         except OSError:
-            pass  # gone, silent, or closed to make room for others
+            pass  # the client is gone or silent, or its connection was closed to make room for others
         finally:
             with self._lock:
                 self._unproven.pop(connection, None)
         with self._lock:
             self.refused += 1
             count = self.refused
-        # Logged the first, second, fourth, eighth ... time, so that strangers cannot fill the log.
+        # Log only the 1st, 2nd, 4th, 8th ... refusal, so that strangers cannot fill the log.
         if count & (count - 1) == 0:
             log.warning("refused a connection from %s, which does not know the token; %d so far", peer, count)
         return None
@@ -487,7 +488,7 @@ def open_link(address: Address, timeout_s: float) -> Link:
     """Return the client's side of a new link to the `Listener` at an address, which may start later.
 
     Raises:
-        WorkerError: If it does not answer within `timeout_s`, at most a minute, or its token is another one.
+        WorkerError: If it does not answer within `timeout_s` (at most a minute is waited), or has another token.
         Interrupted: If a signal stops the run meanwhile.
     """
     deadline = time.monotonic() + min(timeout_s, _LONGEST_START_S)
@@ -543,7 +544,7 @@ def _connect(address: Address, deadline: float) -> socket.socket:
 
 
 def _proof(token: str, side: bytes, server: bytes, client: bytes) -> bytes:
-    """Return the proof of one side that it knows the token, for the random numbers of this connection."""
+    """Return the keyed hash by which `side` proves that it knows the token, for the random numbers of both sides."""
     return hmac.digest(token.encode(), side + server + client, "sha256")
 
 
@@ -564,8 +565,8 @@ def _read(connection: socket.socket, size: int, deadline: float) -> bytes:
 def shared_store(member: Member, timeout_s: float = 60.0) -> TCPStore:
     """Open a store that rank 0 serves to all ranks of a job; call it on every rank at the same point.
 
-    It listens on the address of rank 0's machine alone, but asks for no secret: anyone who reaches that address can
-    read and write it. Rank 0 must keep a reference until the other ranks no longer use the store.
+    It listens only on the address of rank 0's machine, but needs no token: anyone who can reach that address can read
+    and write it. Rank 0 must keep a reference until the other ranks no longer use the store.
 
     Raises:
         WorkerError: If rank 0 cannot be reached.
@@ -576,7 +577,7 @@ def shared_store(member: Member, timeout_s: float = 60.0) -> TCPStore:
         listening = listening_socket(host, 0)
         port = int(listening.getsockname()[1])
         with as_worker_error("cannot serve a store", address=f"{host}:{port}"):
-            # Without a socket of ours, TCPStore would listen on all addresses, whatever host it is given (torch 2.13).
+            # Given a host instead of a socket, TCPStore would listen on all addresses of the machine (torch 2.13).
             own = TCPStore(
                 host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listening.detach()
             )

@@ -1,8 +1,8 @@
 """One label per clip: cross-entropy, top-1 and top-5; mixup and CutMix.
 
-Clips are mixed within fixed groups of positions, so that the world size does not matter: a clip with the one at the
-mirrored index of its group, in groups of four 0 with 3 and 1 with 2. All random numbers are a function of the run's
-seed, the epoch and the group's position in the epoch.
+Clips are mixed within groups of consecutive clips that are on the same rank for any world size. A clip is mixed with
+the clip at the mirrored index of its group: in groups of four, 0 with 3 and 1 with 2. All random numbers are a function
+of the run's seed, the epoch and the group's position in the epoch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from fastvid.train.tasks.task import DataSettings, Phase, RunSettings, Task, che
 class Mixer:
     """Mixes the clips of a batch.
 
-    Mixup (Zhang et al. 2017, arXiv 1710.09412) adds clips; a clip's own weight is drawn from Beta(alpha, alpha). CutMix
+    Mixup (Zhang et al. 2017, arXiv 1710.09412) adds two clips, weighted; the first's weight is drawn from Beta(alpha,
+    alpha), the second's is the rest to 1. CutMix
     (Yun et al. 2019, arXiv 1905.04899) pastes a box of the partner into the clip, the same in all frames. If both are
     enabled, each group uses one of them with equal probability.
     """
@@ -43,14 +44,14 @@ class Mixer:
     def __call__(self, batch: Batch) -> Batch:
         """Mix a batch of whole groups; a pair with a masked clip is left unchanged.
 
-        Added are ``partner_label``, int64 [B], the label of the clip that each clip was mixed with, and ``own_share``,
-        float64 [B], the weight of the clip's own label, 0 to 1.
+        The batch gets two further entries: ``partner_label``, int64 [B], the label of the clip that each clip was mixed
+        with, and ``own_share``, float64 [B], the weight of the clip's own label, 0 to 1.
         """
         rows, size = batch.num_rows, self.group_size
         assert rows % size == 0, (rows, size)
         video = batch.video
         partner = batch.label.view(-1, size).flip(1).reshape(-1)
-        # Read from the host's copy: `batch.valid` is on the device, and the host would wait for all of its work.
+        # Read from `frame_index`, which is on the host: reading `batch.valid` would wait for all work of the device.
         shown = (batch.frame_index.flatten(1)[:, 0] >= 0).view(-1, size)
         both = (shown & shown.flip(1)).reshape(-1).tolist()
         out = video.clone()
@@ -81,9 +82,9 @@ class Mixer:
 
 
 def _region(share: float, draws: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int]:
-    """Return top, left, height and width of a box of ``1 - share`` of the area, clipped at the border.
+    """Return top, left, height and width of a random box with ``1 - share`` of the area, clipped at the border.
 
-    The same as in the paper's code.
+    It is computed as in the authors' code.
     """
     side = float(np.sqrt(1.0 - share))
     down, right = int(draws.integers(height)), int(draws.integers(width))
@@ -100,9 +101,9 @@ _TOP: Final = (1, 5)
 class Classification(Task):
     """The task ``task=classification``, the default: one label per clip, from the column `data.label`.
 
-    The loss is the cross-entropy, in nats. Metrics are its mean without smoothing and mixing, in double precision, and
-    ``top1_percent`` and ``top5_percent``: clips whose label has the highest logit, or one of the five highest. Ties and
-    non-finite logits are never hits. Predictions are probabilities.
+    The loss is the cross-entropy, in nats. Metrics are the mean cross-entropy without smoothing and mixing, in double
+    precision, and ``top1_percent`` and ``top5_percent``: the percentage of clips whose label has the highest logit, or
+    one of the five highest. Ties and non-finite logits never count as hits. Predictions are probabilities.
 
     Attributes:
         label_smoothing: Label smoothing of the cross-entropy, 0 <= x < 1.
@@ -216,7 +217,7 @@ class Classification(Task):
 
 
 def _hits(scores: Tensor, label: Tensor) -> dict[str, Tensor]:
-    """Return whether the label is among the highest scores, bool [b], by the name of the metric."""
+    """Return whether each label is among the 1 and the 5 highest scores: {"top1": bool [b], "top5": bool [b]}."""
     # A score equal to the label's counts as above it, so that ties (for example constant logits) are never hits.
     above = (scores >= scores.gather(1, label[:, None])).sum(1) - 1
     finite = scores.isfinite().all(1)

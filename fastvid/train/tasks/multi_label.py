@@ -23,10 +23,10 @@ class MultiLabel(Task):
     """The task ``task=multi_label``: any number of labels per clip, from a column of lists.
 
     The loss of a clip is the mean over the classes of the binary cross-entropy, in nats. Metrics are
-    ``map_percent``, the mean over the classes that occur in the split of their average precision, and
-    ``micro_f1_percent``, that of all decisions of all classes together at a probability of `threshold`. The average
-    precision of a class is the sum over thresholds of the recall gained times the precision, as in scikit-learn;
-    samples of equal scores are taken together. Predictions are probabilities.
+    ``map_percent``, the mean average precision over the classes that occur in the split, and ``micro_f1_percent``, the
+    F1 score over the decisions for all classes together, at a probability of `threshold`. The average precision of a
+    class is the sum, over thresholds, of the gain in recall times the precision, as in scikit-learn; samples with equal
+    scores pass a threshold together. Predictions are probabilities.
 
     Attributes:
         column: The column of class names or class numbers, see `fastvid.MultiHot`.
@@ -126,7 +126,7 @@ class MultiLabel(Task):
 
 
 def average_precision(scores: Tensor, true: Tensor) -> float | None:
-    """Return the average precision of a class, 0 to 1; None if no sample has it.
+    """Return the average precision of a class, 0 to 1; None if no sample has the class.
 
     `scores`: float64 [n]; NaN ranks last. `true`: bool [n].
     """
@@ -135,7 +135,7 @@ def average_precision(scores: Tensor, true: Tensor) -> float | None:
     ordered, order = scores.nan_to_num(-1.0).sort(descending=True)
     hits = true[order].double()
     found = hits.cumsum(0)
-    # Samples with equal scores have no order: each has the precision at the last of them.
+    # Samples with equal scores have no order, so all of them get the precision at the last one.
     stops = torch.cat([ordered.diff() != 0, torch.ones(1, dtype=torch.bool)]).nonzero()[:, 0]
     precision = found[stops] / (stops + 1)
     gained = found[stops].diff(prepend=found.new_zeros(1))

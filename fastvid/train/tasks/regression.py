@@ -25,9 +25,10 @@ Error = Literal["mse", "l1", "huber"]
 class Regression(Task):
     """The task ``task=regression``: one or more numbers per clip, from columns of the annotations.
 
-    The loss of a clip is the mean over the columns. Metrics are ``mae`` and ``rmse``, over all columns, in the unit of
-    the columns, and ``r2``, the mean over the columns of the fraction of their variance that is explained: 1 is
-    perfect, 0 is as good as the mean. A column without variance does not count in it.
+    The loss of a clip is the mean error over the columns. Metrics are ``mae`` and ``rmse``, the mean absolute and the
+    root mean squared error over all columns, in the columns' unit, and ``r2``, the fraction of explained variance, as a
+    mean over the columns: 1 is perfect, 0 is as good as predicting the mean. Columns of a constant value are left out
+    of ``r2``.
 
     Attributes:
         columns: The columns of numbers, in the order of the model's outputs.
@@ -156,6 +157,6 @@ def _is_number(value: object) -> bool:
 
 
 def _explained(squared: Sequence[float], spread: Sequence[float], scale: Sequence[float]) -> float:
-    # Below the rounding of a difference of sums, the values of a column are equal.
+    # A variance below the rounding error of a difference of sums means that all values of the column are equal.
     known = [1 - error / all_ for error, all_, size in zip(squared, spread, scale, strict=True) if all_ > 1e-12 * size]
     return sum(known) / len(known) if known else math.nan

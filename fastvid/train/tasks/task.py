@@ -3,13 +3,13 @@
 The training loop knows neither labels nor losses. It asks the task of the run:
 
     loader_arguments, names, check_data     before the first step: which data it needs
-    prepare, inputs                         what the model receives of a batch
+    prepare, inputs                         change a batch, and select the model's arguments from it
     loss                                    one loss per clip, which training minimizes
-    measure, metrics                        numbers per clip, and metrics of their sums
-    predict, target, score                  predictions, and metrics of those of a whole split
+    measure, metrics                        numbers per clip, and metrics computed from their sums
+    predict, target, score                  predictions, and metrics computed from those of a whole split
 
-`Sums` are named numbers that add up over clips, steps and ranks. A task says nothing about ranks: the loop weighs and
-masks clips, and adds numbers up over micro-batches, steps and ranks.
+`Sums` are named numbers that add up over clips, steps and ranks. A task need not know about ranks: the loop weights and
+masks clips, and sums numbers over micro-batches, steps and ranks.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from fastvid.train.tasks import BUILT_IN
 
 LOSS: Final = "loss"
 CLIPS: Final = "clips"
-"""The names that all sums have: the sum of the clips' losses, and the number of clips."""
+"""Names of the two entries that all `Sums` have: the sum of the clips' losses, and the number of clips."""
 
 
 class Sums(Mapping[str, Tensor]):
-    """Sums over clips by name, in one vector, so that ranks add them in one message. Ordered.
+    """Sums over clips by name, in one vector, so that one all-reduce sums them over the ranks. Ordered.
 
     `vector`: float64 [names], on the device of the clips.
     """
@@ -45,10 +45,10 @@ class Sums(Mapping[str, Tensor]):
 
     @classmethod
     def over(cls, rows: Mapping[str, Tensor], counted: Tensor) -> Sums:
-        """Sum numbers of clips.
+        """Sum numbers over the clips that count.
 
-        `rows`: for each name one number per clip, [b]; LOSS is among them. `counted`: which clips count, bool
-        [b]; numbers of others may be anything, also NaN.
+        `rows`: by name, one number per clip, [b]; must include LOSS. `counted`: which clips count, bool [b]; the
+        numbers of the other clips are ignored, even if NaN.
         """
         numbers = [value.double() for value in rows.values()]
         stacked = torch.stack([*numbers, torch.ones_like(numbers[0])])
@@ -76,7 +76,7 @@ class Sums(Mapping[str, Tensor]):
 
 
 class DataSettings(Protocol):
-    """What tasks read of `fastvid.train.DataConfig`."""
+    """The fields of `fastvid.train.DataConfig` that tasks read."""
 
     @property
     def label(self) -> str: ...
@@ -89,14 +89,14 @@ class DataSettings(Protocol):
 
 
 class ModelSettings(Protocol):
-    """What tasks read of `fastvid.train.ModelConfig`."""
+    """The fields of `fastvid.train.ModelConfig` that tasks read."""
 
     @property
     def num_classes(self) -> int | None: ...
 
 
 class RunSettings(Protocol):
-    """What tasks read of `fastvid.train.Config`."""
+    """The fields of `fastvid.train.Config` that tasks read."""
 
     @property
     def data(self) -> DataSettings: ...
@@ -107,10 +107,10 @@ class RunSettings(Protocol):
 
 @dataclass(frozen=True)
 class Phase:
-    """Where in a run a batch is used.
+    """Whether a batch is used for training or evaluation, and what random numbers depend on.
 
     Attributes:
-        training: Whether it is trained on; False in an evaluation.
+        training: Whether the batch is trained on; False in an evaluation.
         seed: Seed of the run.
         group_size: Consecutive clips of a batch that are always on one rank, see `DataConfig.group_size`.
     """
@@ -122,8 +122,8 @@ class Phase:
     def seeds(self, batch: Batch) -> list[int]:
         """Return a random seed per clip, 0 to 2**63 - 1, the same on any number of ranks.
 
-        In training it depends on the run's seed, the epoch and the clip's position, and in an evaluation on the run's
-        seed and the sample, so that every evaluation draws the same.
+        In training it depends on the run's seed, the epoch and the clip's position; in an evaluation on the run's seed
+        and the sample, so that every evaluation draws the same numbers.
         """
         epoch, places = (batch.epoch, batch.position) if self.training else (0, batch.sample)
         return [Draws(self.seed, epoch, max(0, place)).words(Purpose.TASK, 1)[0] >> 1 for place in places.tolist()]
@@ -131,16 +131,16 @@ class Phase:
 
 @dataclass(frozen=True)
 class Task:
-    """Base class of all tasks; override what differs. Options are fields of a frozen dataclass.
+    """Base class of all tasks; override the methods that differ. Options are fields of a frozen dataclass.
 
-    Outputs are whatever the model returns: a tensor, a dict or an object such as transformers' ``ModelOutput``.
+    `outputs` are whatever the model returns: a tensor, a dict or an object such as transformers' ``ModelOutput``.
     All methods are pure functions of their arguments.
 
     Attributes:
-        metric: The metric by which models are compared: for the best checkpoint, and by strategies that drop models.
-        higher_is_better: Whether a higher value of it is better.
-        scores_split: Whether an evaluation during the run also calls `score` with the predictions for the whole split,
-            for metrics that are no function of sums. They take memory on every rank.
+        metric: Name of the metric that models are compared by, for the best checkpoint and in sweeps.
+        higher_is_better: Whether a higher value of `metric` is better.
+        scores_split: Whether an evaluation during the run also calls `score`, with the predictions for the whole split,
+            which take memory on every rank; for metrics that cannot be computed from sums over clips.
         probabilities: Whether predictions are probabilities of classes, shown highest first.
     """
 
@@ -157,7 +157,7 @@ class Task:
         return {}
 
     def names(self, dataset: Dataset | Mixture, data: DataSettings) -> tuple[str, ...]:  # noqa: ARG002
-        """Return the names of the model's outputs, whose number is the default of `model.num_classes`."""
+        """Return the names of the model's outputs; how many there are is the default of `model.num_classes`."""
         return tuple(dataset.classes)
 
     def check_data(self, dataset: Dataset | Mixture, config: RunSettings) -> None:
@@ -172,38 +172,38 @@ class Task:
         return inputs(batch)
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """Return one loss per clip, floating point [b]; those of masked clips are ignored.
+        """Return one loss per clip, floating point [b]; the losses of masked clips are ignored.
 
-        By default that of a model that computes its own: an entry ``loss`` of its outputs, [b].
+        By default the entry ``loss``, [b], of the outputs of a model that computes its own loss.
 
         Args:
             outputs: What the model returned for these clips.
-            batch: The clips, after `prepare`; a micro-batch has the rows of its clips only.
+            batch: The clips, after `prepare`; only the rows of one micro-batch.
         """
         del batch
         return output(outputs, LOSS)
 
     def scored(self, batch: Batch) -> Tensor:
-        """Return which clips count in the metrics, bool [b]: by default those that are not masked."""
+        """Return which clips count in the metrics, bool [b]; by default the clips that are not masked."""
         return batch.valid
 
     def measure(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:  # noqa: ARG002
-        """Return further numbers per clip by name, each [b], whose sums `metrics` needs.
+        """Return further numbers per clip by name, each [b], whose sums over clips `metrics` needs.
 
-        An entry ``loss`` is reported instead of the loss that training minimizes.
+        If there is an entry ``loss``, it is reported instead of the loss that training minimizes.
         """
         return {}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
-        """Return metrics, with units in their names, as functions of sums over clips; the mean loss is always added.
+        """Return metrics, with units in their names, computed from sums over clips; the mean loss is always added.
 
         Args:
-            sums: Sums of the numbers of `measure`, of ``loss``, and ``clips``, the number of clips; it may be 0.
+            sums: Sums of the numbers of `measure` and of ``loss``, and ``clips``, the number of clips, which may be 0.
         """
         return {}
 
     def predict(self, outputs: Any) -> Tensor:  # noqa: ARG002
-        """Return predictions, floating point [b, k]; those for the views of a video are averaged."""
+        """Return predictions, floating point [b, k]; they are then averaged over the views of each video."""
         raise UsageError(
             f"{type(self).__name__} makes no predictions",
             hint="use a task that has a method predict, or read the metrics of the run's own evaluations",
@@ -214,11 +214,11 @@ class Task:
         raise _lacks(self, "target")
 
     def score(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:  # noqa: ARG002
-        """Return metrics of predictions, with units in their names.
+        """Return metrics by name, with units in the names, that compare predictions with targets.
 
         Args:
             predictions: Means over the views of each sample, float64 [n, k], on the CPU.
-            targets: As from `target`, float64 [n, t], flattened, on the CPU.
+            targets: What `target` returned for these samples, float64 [n, t], flattened, on the CPU.
         """
         raise _lacks(self, "score")
 
@@ -231,8 +231,8 @@ class Task:
         """Return what the report of an evaluation shows besides the metrics; arguments as in `score`.
 
         Returns:
-            A row for each output of the model; and int64 [k, k], samples by true and by predicted class, or None where
-            that makes no sense.
+            A row for each output of the model; and the confusion matrix, int64 [k, k], numbers of samples by true
+            class (row) and predicted class (column), or None if the task does not predict classes.
         """
         return [], None
 
@@ -242,10 +242,10 @@ class Task:
         return type(self).predict is not Task.predict
 
     def value(self, numbers: Mapping[str, float]) -> float:
-        """Return how good metrics are; higher is better.
+        """Return the value of `metric` in `numbers`, negated unless higher is better: higher results are better.
 
         Raises:
-            UsageError: If `metric` is not one of them.
+            UsageError: If `numbers` does not have `metric`.
         """
         if self.metric not in numbers:
             raise UsageError(
@@ -256,7 +256,7 @@ class Task:
         return number if self.higher_is_better else -number
 
     def row(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return the mean loss and the metrics of sums."""
+        """Return the mean loss and the task's metrics, computed from sums over clips."""
         return {LOSS: sums[LOSS] / max(1.0, sums["clips"]), **self.metrics(sums)}
 
     def losses(self, outputs: Any, batch: Batch) -> Tensor:
@@ -276,7 +276,10 @@ class Task:
 
     @torch.no_grad()
     def sums(self, outputs: Any, batch: Batch, losses: Tensor | None = None) -> Sums:
-        """Return the sums of loss and numbers over the clips that count; `losses` are used if they are known."""
+        """Return the sums of the loss and the numbers of `measure` over the clips that count.
+
+        `losses`: the result of `losses` for these clips, [b], if it is known; None computes it.
+        """
         rows = self.measure(outputs, batch)
         if LOSS not in rows:
             rows = {LOSS: self.losses(outputs, batch) if losses is None else losses.detach(), **rows}
@@ -300,9 +303,9 @@ def inputs(batch: Batch) -> tuple[Tensor, ...]:
 def check_column(
     dataset: Dataset | Mixture, column: str, is_right: Callable[[Any], bool], what: str, *, hint: str
 ) -> None:
-    """Check every value of a column of the annotations.
+    """Raise UsageError unless `is_right` returns True for every sample's value in a column of the annotations.
 
-    `dataset`: its samples.
+    `what`: a noun for a right value, for the message.
     """
     values = dataset.column(column).to_pylist()
     wrong = [row for row, value in enumerate(values) if not is_right(value)]
@@ -320,21 +323,21 @@ def check_column(
 
 
 def output(outputs: Any, name: str = "logits") -> Tensor:
-    """Return a model's output as a tensor of at least single precision."""
+    """Return a model's output tensor, or its entry `name`, as a tensor of at least single precision."""
     found = outputs
     if not isinstance(outputs, Tensor):
         found = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
     if not isinstance(found, Tensor):
         known = f" with {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else ""
         raise UsageError(
-            f"the model returned {type(outputs).__name__}{known}, not a tensor and nothing with {name!r}",
+            f"the model returned {type(outputs).__name__}{known}, expected a tensor or something with {name!r}",
             hint=f"return a tensor or {name!r} from the model, or override the methods of the task that read it",
         )
     return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
 
 
 def find_task(name: str) -> type[Task]:
-    """Return the class of a task."""
+    """Return the class of a task, given its name or ``module:class``."""
     if name not in BUILT_IN and ":" not in name:
         raise UsageError(f"unknown task {name!r}", hint=f"use one of {', '.join(sorted(BUILT_IN))}; or module:class")
     kind = import_name("task", BUILT_IN.get(name, name))

@@ -1,13 +1,13 @@
-"""A client of a parameter server, and how it pushes each step's gradient and fetches the newest weights.
+"""A client of a parameter server: it pushes each step's gradient and fetches the newest weights.
 
-What a client asks for is the kind of a message, and the server answers with "done", "refused" or "not finite":
+A client's message has one of these kinds; the server's reply has the kind "done", "refused" or "not finite":
 
     join      begin; the answer says whether this client initializes the weights
     init      the initial weights
     fetch     the newest weights
-    push      a gradient, and the part of a lease that it completes
-    lease     the next samples
-    leave     the end
+    push      a gradient, and how much of a lease is done with it
+    lease     the next range of samples to train on
+    leave     the end of this client
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ NOT_FINITE: Final = "not finite"
 
 @dataclass(frozen=True, slots=True)
 class LeaseProgress:
-    """How much of a lease is done, as acknowledged by a push."""
+    """How much of a lease (a range of positions to train on) is done, as acknowledged by a push."""
 
-    lease: int
-    position: int
+    lease: int  # its number
+    position: int  # the lease's positions before this one are done
     digest: int = 0  # digest of all samples trained on in the lease, see `Leases.acknowledge`
 
 
 class ParameterClient:
     """A client of a parameter server.
 
-    `timeout_s`: seconds of silence after which the server is considered dead. `weights`: [size] on the CPU, from which
-    gradients are computed, once it has joined; changed in place, by `fetch`, `step` and `adopt` only.
+    `timeout_s`: seconds of silence after which the server is considered dead. `weights`: [size] on the CPU, set by
+    `join`; gradients are computed at them. Only `fetch`, `step` and `adopt` change them, in place. `version`: version
+    of these weights. `samples`: samples acknowledged by all clients, as far as known. `staleness`: number of pushes by
+    staleness, the number of updates between the fetch of the weights and the push.
     """
 
     def __init__(self, address: Address, *, timeout_s: float = 60.0) -> None:
@@ -53,7 +55,7 @@ class ParameterClient:
         self.number = self._link.number
 
     def join(self, weights: Tensor) -> None:
-        """Join. The first client initializes the server's weights; the others fetch them.
+        """Join the training. The first client initializes the server's weights; the others fetch them.
 
         `weights`: [size], on the CPU, contiguous; overwritten unless this is the first client.
         """
@@ -64,7 +66,7 @@ class ParameterClient:
             self.fetch()
 
     def fetch(self) -> None:
-        """Fetch the newest weights, which are one committed version."""
+        """Fetch the newest weights, all of them from the same version."""
         self.version = int(self._ask("fetch", into=self.weights)["version"])
 
     def push(
@@ -78,7 +80,8 @@ class ParameterClient:
     ) -> int:
         """Push a gradient, which the server applies at once, and return its staleness in versions.
 
-        `gradient`: [size], on the CPU, contiguous. `since`: version that it was computed at; None is that of `weights`.
+        `gradient`: [size], on the CPU, contiguous. `rate`: learning rate. `since`: version of the weights that it was
+        computed at; None for the version of `weights`. `clips`: number of clips it was computed from.
         """
         answer = self._ask(
             "push",
@@ -94,7 +97,7 @@ class ParameterClient:
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float, clips: int = 1, progress: LeaseProgress | None = None) -> None:
-        """Push the gradient computed at `weights`, and update `weights` for the next one."""
+        """Push the gradient computed at `weights`, and fetch the newest weights into `weights`."""
         self.staleness[self.push(gradient, rate, clips=clips, progress=progress)] += 1
         self.fetch()
 
@@ -104,9 +107,10 @@ class ParameterClient:
         self.version = version
 
     def lease(self) -> Lease | None:
-        """Return the next samples, None if all are done. Waits while others may return some.
+        """Return the next lease, or None if all samples are done.
 
-        The previous lease must be acknowledged.
+        If all are leased but not done, waits, because a client may die and its samples be leased again. The previous
+        lease must be fully acknowledged.
         """
         found = self._ask("lease")["lease"]
         return None if found is None else Lease(*found)

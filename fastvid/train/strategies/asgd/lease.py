@@ -1,8 +1,8 @@
-"""Leases: ranges of positions, each assigned to one client at a time to train on.
+"""Leases: each is a range of positions in the order of an epoch, assigned to one client to train on.
 
 Every position of every epoch is acknowledged exactly once. The positions that a dead client has not acknowledged are
-leased again, so the weights see each position at least once, and `Leases.returned` counts those that they may have seen
-twice. Acknowledged samples are recorded by a digest of their keys, so a run can prove what it trained on.
+leased again, so each position is trained on at least once; `Leases.returned` counts the positions that may have been
+trained on twice. Acknowledged samples are recorded by a digest of their keys, so a run can prove what it trained on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Lease:
 class Leases:
     """Leases the positions of a run to clients, and records which are done. Thread-safe.
 
-    `lineage`: lineage of the samples that are done.
+    `size`: positions per lease. `lineage`: record of the samples that are done, see
+    `fastvid.train.parts.replica.Lineage`.
     """
 
     def __init__(self, samples_per_epoch: int, epochs: int, size: int) -> None:
@@ -94,7 +95,7 @@ class Leases:
                 self._lent[client] = replace(lease, start=position)
 
     def give_back(self, client: int) -> int:
-        """Revoke a client's lease, and return how many positions will be leased again."""
+        """Revoke a client's lease; return the number of positions that will be leased again, 0 without a lease."""
         with self._lock:
             lease = self._lent.pop(client, None)
             if lease is None:
@@ -105,7 +106,7 @@ class Leases:
             return lease.stop - lease.start
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the contents of a checkpoint, in which positions in progress count as not leased."""
+        """Return the state for a checkpoint; positions that are leased but not acknowledged count as not leased."""
         with self._lock:
             lent = [(lease.epoch, lease.start, lease.stop) for lease in self._lent.values()]
             return {

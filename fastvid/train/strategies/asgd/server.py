@@ -1,7 +1,8 @@
-"""Serves the weights of a model: one thread accepts clients, and one thread per link blocks on its messages.
+"""Serve the weights of a model: one thread accepts clients, and one thread per client waits for its messages.
 
-One lock protects the records, and is held for a step of the weights, so that records match the order of steps. What
-else costs time is outside of it: receiving, sending, checksums and the search for values that are not finite.
+One lock protects the records of clients and samples. It is held during each update of the weights, so that the records
+match the order of updates. Everything else that takes time is done without the lock: receiving, sending, checksums and
+the check for values that are not finite.
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ class ClientRecord:
     """A server's record of a client."""
 
     pushes: int = 0
-    clips: int = 0
-    active: bool = True
+    clips: int = 0  # clips of the client's pushes
+    active: bool = True  # whether it is connected
 
 
 class Server:
     """Serves weights until it is closed. Attributes may be read from any thread.
 
-    `leases`: samples to lease. `warm_up`: updates by the first client before others are admitted. `port`: port to
-    listen on; 0 for any free one. `timeout_s`: seconds of silence after which a client is considered dead. `state`: of
-    an earlier run, from `state_dict`.
+    `leases`: assigns samples to clients; None if they choose them. `warm_up`: number of updates by the first client
+    before others are admitted. `port`: port to listen on; 0 for any free one. `timeout_s`: seconds of silence after
+    which a client is considered dead. `state`: result of `state_dict` in an earlier run. `staleness`: number of pushes
+    by staleness.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class Server:
             self._session, timeout_s, token=token or token_of_job(), host=host, port=port, first=first
         )
         self.address = self._listener.address
-        # Started only after the attribute is set, because sessions use it.
+        # Started only now, because sessions use the attributes above.
         self._listener.start()
 
     def close(self, patience_s: float | None = None) -> None:
@@ -145,7 +147,7 @@ class Server:
             self._changed.notify_all()
 
     def _handle(self, link: Link, asked: Message, buffer: Tensor) -> None:
-        """Handle a message, whose payload is in the buffer."""
+        """Reply to a message, whose payload, if any, is in `buffer`."""
         match asked.kind:
             case "join":
                 self._join(link)
@@ -156,7 +158,7 @@ class Server:
             case "leave":
                 link.send(DONE)
             case _ if not self.weights.initialized or link.number not in self.clients:
-                # Reject everything else until the client has joined and there are weights.
+                # Other messages are rejected until the client has joined and the weights are initialized.
                 link.send(REFUSED)
             case "fetch":
                 with self.weights.reading() as snapshot:
@@ -191,7 +193,7 @@ class Server:
         self._reply(link, fresh=fresh)
 
     def _step(self, link: Link, asked: Message, gradient: Tensor) -> None:
-        """Record a push and what it acknowledges, and apply its gradient at once."""
+        """Record a push, acknowledge its samples, and apply its gradient to the weights."""
         with self._changed:
             staleness = self.weights.version - asked["version"]
             record = self.clients[link.number]
@@ -203,9 +205,9 @@ class Server:
         self._reply(link, staleness=staleness)
 
     def _finite(self, link: Link, asked: Message, values: Tensor) -> bool:
-        """Return whether rate and values are finite. If not, refuse them: one NaN would reach every client."""
+        """Return whether rate and values are finite; if not, refuse the message: one NaN would reach every client."""
         rate = asked.values.get("rate", 0.0)
-        # NaN and infinity both reach an extreme; this is many times as fast as `isfinite` (torch 2.13).
+        # If any value is NaN or infinite, so is the minimum or maximum; many times faster than `isfinite` (torch 2.13).
         extremes = torch.stack(torch.aminmax(values))
         if math.isfinite(rate) and bool(extremes.isfinite().all()):
             return True
@@ -224,12 +226,12 @@ class Server:
             lease = leases.take(link.number)
             return (lease,) if lease is not None or leases.over else None
 
-        # If all samples are leased but not all are done, some may be returned.
+        # While all samples are leased but not all are done, wait: a client may die and its samples be leased again.
         (lease,) = self._wait(link, lent)
         self._reply(link, lease=None if lease is None else astuple(lease))
 
     def _wait(self, link: Link, reached: Callable[[], Found | None]) -> Found:
-        """Wait for a condition, sending heartbeats, which also detect a dead client."""
+        """Wait until `reached` returns a true value and return it; send heartbeats, which also detect a dead client."""
 
         def unless_closed() -> Found | None:
             found = reached()

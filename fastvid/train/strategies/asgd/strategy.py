@@ -1,7 +1,7 @@
 """The strategy ``sync=asgd``: clients of a parameter server in threads of rank 0, which never wait for each other.
 
     rank 0                      serves weights, optimizer and norm statistics, and records which positions are done
-    every rank, independently   leases positions, and trains on their global batches
+    every rank, independently   leases positions (ranges of the epoch's order), and trains on their global batches
 
 Ranks share no batch: each trains on whole global batches at positions that no other rank has. This is GPU A-SGD (Paine
 et al. 2013): a client computes the gradient of each batch at its current weights, pushes it and fetches the newest
@@ -12,25 +12,26 @@ momentum may have to be lower, because asynchrony acts like momentum. One client
 Rate and weight decay follow the run's schedule at the number of samples acknowledged by all clients.
 
 Norm statistics: each client normalizes by its own batches, and pushes its running statistics too. The server keeps
-their running average, in which a value has a weight of one over the number of clients. Checkpoints and evaluations use
-it; a client adopts it when it joins.
+their running average: each pushed value enters it with a weight of one over the number of clients. Checkpoints and
+evaluations use this average; a client starts from it when it joins.
 
-Accounting: a position is acknowledged with the push that contains it, so every position is acknowledged once. If a
-client dies or leaves, the rest of its lease goes to other clients, and ``returned`` counts these positions. The lineage
-in a checkpoint is that of the acknowledged samples, and equals ddp's at the end of an epoch.
+Accounting: a position is acknowledged by the push of the gradient computed from it, so every position is acknowledged
+once. If a client dies or leaves, the rest of its lease goes to other clients, and ``returned`` counts these positions.
+The lineage in a checkpoint records the acknowledged samples; at the end of an epoch it equals that of ddp.
 
 A checkpoint contains the server's state: weights, optimizer, statistics, leases. Samples that were leased but not
 acknowledged are leased again. If a server dies, the run resumes from its newest checkpoint.
 
-Failures: each client has a separate connection, so its death affects no other process; the server drops it and
-continues with the others. torchrun, however, stops all processes of a job when one dies, and restarts them from the
-checkpoint. To add and remove clients during a run, start them as separate jobs:
+Failures: each client has a separate connection, so the death of one affects no other process; the server continues with
+the others. torchrun, however, stops all processes of a job when one dies, and restarts them from the checkpoint. To add
+and remove clients during a run, start them as separate jobs:
 
     export FASTVID_TOKEN=$(openssl rand -hex 32)      the same for every job
     torchrun ... -m fastvid.train RECIPE sync=asgd sync_options.port=29600
     torchrun ... -m fastvid.train RECIPE sync=asgd sync_options.server=HOST:29600 run.out=ANOTHER      any number
 
-They use the same recipe and options, start with the server's weights, write no checkpoints, and exit with the run.
+The second kind of job uses the same recipe and options, starts from the server's weights, writes no checkpoints, and
+exits when the run ends.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ _ELEMENTWISE: Final = ("sgd", "adam", "adamw", "adagrad")
 
 
 def refuse_unfit(config: Config) -> None:
-    """Raise a UsageError for settings that gradients pushed to a server cannot be trained with."""
+    """Raise a UsageError for settings that a server with pushed gradients does not support."""
     optim = config.optim
     for wrong, what in (
         (optim.name not in _ELEMENTWISE, f"optim.name={optim.name}, which is not element-wise"),
-        # The scaler skips steps, and the server would never receive the batch.
+        # The loss scaler skips steps that overflow, so the server would never receive their gradients.
         (config.run.amp == "fp16", "run.amp=fp16"),
         # The server's optimizer would move frozen weights by their momentum and weight decay.
         (optim.freeze, "optim.freeze"),
@@ -76,8 +77,8 @@ def refuse_unfit(config: Config) -> None:
             raise UsageError(f"sync=asgd does not support {what}", hint="change it, or use sync=kavg or sync=ddp")
 
 
-# On early exit, seconds that a server waits for clients of other jobs, which are not notified. torchrun kills it
-# after 30 s.
+# On early exit, seconds that the server waits for each client: clients of other jobs are not told, and torchrun kills
+# the server after 30 s.
 _PATIENCE_S: Final = 5.0
 
 
@@ -86,9 +87,9 @@ class Asgd(Strategy):
 
     Args:
         member: This process.
-        push: "gradients", the one thing that clients push; accepted from recipes of 0.2.
+        push: What clients push: "gradients", the only choice; the option remains for recipes written for 0.2.
         warm_up: Updates by the first client before others are admitted.
-        lease_batches: Global batches per lease, whose first batch is not prefetched.
+        lease_batches: Number of global batches per lease. The first batch of each lease is not prefetched.
         server: ``host:port`` of a server in another job; None for rank 0 of this one.
         host: Name or address of rank 0's machine that the server listens on, as clients reach it; None is torchrun's
             ``MASTER_ADDR``, and without torchrun 127.0.0.1.
@@ -130,12 +131,12 @@ class Asgd(Strategy):
         self._host, self._port, self._timeout_s = host or host_of_job(), port, timeout_s
         self._serves = member.leads and server is None
         self.server: Server | None = None
-        self._state: dict[str, Any] | None = None  # the server's
+        self._state: dict[str, Any] | None = None  # the server's state, for and from a checkpoint
         self._client: ParameterClient | None = None
         self._lease: Lease | None = None
         self._progress: LeaseProgress | None = None
         self._clips = 0  # of the current step
-        self._own_statistics: list[Tensor] | None = None  # while the model has the server's
+        self._own_statistics: list[Tensor] | None = None  # this rank's, while the model has the server's
         self._reported: Counter[int] = Counter()  # staleness up to the last row of metrics
 
     def prepare(self, replica: Replica) -> None:
@@ -179,7 +180,7 @@ class Asgd(Strategy):
             self._lease = client.lease()
 
     def settle(self, replica: Replica) -> bool:
-        """Load the server's model on the rank that serves; the other ranks keep theirs."""
+        """Load the server's weights and statistics into the model of the rank that serves; other ranks keep theirs."""
         if self.server is None or self._client is None:
             return True
         if self._own_statistics is None:
@@ -192,7 +193,7 @@ class Asgd(Strategy):
         return True
 
     def _restore(self, replica: Replica) -> None:
-        """Restore this rank's norm statistics, which `settle` replaced; its weights go on from the server's."""
+        """Restore this rank's norm statistics, which `settle` replaced; its weights remain those of the server."""
         for value, own in zip(statistics(replica.model), self._own_statistics or (), strict=False):
             value.copy_(own)
         self._own_statistics = None
@@ -259,7 +260,7 @@ class Asgd(Strategy):
         self._reported = self.server.counts()
 
     def _address(self) -> Address:
-        """Return where the server is."""
+        """Return the server's address, which rank 0 broadcasts if it is in this job."""
         if self._elsewhere is not None:
             return self._elsewhere
         own = None if self.server is None else self.server.address
@@ -279,7 +280,7 @@ class Asgd(Strategy):
 
 
 class PushOptimizer(Optimizer):
-    """Replaces a replica's optimizer: a step pushes the gradient to the server. It has no state."""
+    """Replaces a replica's optimizer: `step` pushes the gradient to the server. It has no optimizer state."""
 
     def __init__(self, inner: Optimizer, push: Callable[[], None]) -> None:
         super().__init__(inner.param_groups, inner.defaults)

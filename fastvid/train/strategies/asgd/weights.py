@@ -1,9 +1,10 @@
 """A model as one vector on the CPU, and the server's copy of it with its optimizer.
 
-Every step atomically creates a new version. A reader gets the memory of the newest version itself, without a
-copy. A step in place would tear what is being sent, so a step that finds readers first moves to another buffer, and the
-last reader of the former one returns it. Thus a reader delays a step at most by a copy, never by the time that sending
-takes, and buffers are reused, because the pages of a new one cost more than the copy.
+Every step atomically creates a new version. A reader, such as a thread that sends weights to a client, gets the memory
+of the newest version, without a copy. A step in place would change weights while they are sent. So a step that finds
+readers first copies the weights to another buffer and updates them there; the last reader of the old buffer returns it
+for reuse. A reader thus delays a step at most by a copy, never by the time that sending takes. Buffers are reused,
+because allocating the pages of a new buffer costs more than the copy.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
 
 @dataclass(frozen=True, slots=True)
 class WeightRange:
-    """A range of the flat weights with separate settings."""
+    """A range [start, stop) of the flat weights with its own settings."""
 
     start: int
     stop: int
     lr_mult: float = 1.0
     weight_decay: float = 0.0
-    averaged: bool = False
+    averaged: bool = False  # a range of norm statistics: steps average pushed values instead of applying a gradient
 
 
 class Snapshot:
@@ -55,9 +56,10 @@ class Snapshot:
 
 
 class Weights:
-    """Flat weights with their optimizer.
+    """Flat weights [size] on the CPU, with their optimizer. Thread-safe.
 
-    `sections`: ranges with settings of their own; None for one of all weights.
+    `rule`: builds the optimizer. `sections`: ranges that cover all weights, each with its own settings; None for one
+    range of all weights.
     """
 
     def __init__(
@@ -121,7 +123,8 @@ class Weights:
     def step(self, gradient: Tensor, rate: float, share: float = 1.0) -> int:
         """Update the weights with a gradient, and return the version that this creates.
 
-        `gradient`: [n]; in averaged sections, values instead.
+        `gradient`: [n]; in averaged sections it contains values, which enter the average with the weight `share`, 0 to
+        1. `rate`: learning rate.
         """
         with self._lock:
             self._leave_to_readers()
@@ -138,7 +141,7 @@ class Weights:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Snapshot]:
-        """Return the newest version, which is not modified during the block."""
+        """Return the newest version of the weights, whose memory does not change during the block."""
         with self._lock:
             snapshot = self._snapshot = self._snapshot or Snapshot(self._version, self._values)
             self._readers[snapshot] = self._readers.get(snapshot, 0) + 1
@@ -187,9 +190,9 @@ class Weights:
 class Vector:
     """Copies a model to and from flat vectors, which clients and servers exchange.
 
-    On the CPU a tensor is copied to its place in the vector. On another device the tensors are first joined there, by
-    one kernel, and the joined buffer is copied at once; vectors are then in pinned memory, which the device reads and
-    writes without a further copy.
+    A vector has the parameters in the order of the optimizer's groups, then the norm statistics. On the CPU each tensor
+    is copied to its range of the vector. On another device the tensors are first joined there, by one kernel, and the
+    joined buffer is copied at once; vectors are then in pinned memory, to avoid a further copy.
 
     `dtype`: float64 if any tensor is float64, else float32.
     """
@@ -204,7 +207,7 @@ class Vector:
         wide = any(tensor.dtype == torch.float64 for tensor in tensors)
         self.dtype = torch.float64 if wide else torch.float32
         device = tensors[0].device
-        # On another device, what is joined there.
+        # The joined buffer on a device other than the CPU.
         self._joined = None if device.type == "cpu" else torch.empty(self.size, dtype=self.dtype, device=device)
         self._pinned = device.type == "cuda"
         self.sections: list[WeightRange] = []
@@ -243,6 +246,6 @@ class Vector:
         return into if self._joined is None else into.copy_(self._joined)
 
     def _views(self, values: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-        """Return the places of the first tensors in a vector."""
+        """Return views of a vector with the shapes of `tensors`, which are the vector's first ones, in order."""
         parts = torch.split_with_sizes(values, self._sizes)
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=False)]

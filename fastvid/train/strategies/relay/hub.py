@@ -1,4 +1,7 @@
-"""The hub: stores the newest token of every model, assigns units to stages, and handles dead stages."""
+"""The hub of a sweep: stores the newest state (token) of every model, assigns units to stages, handles dead stages.
+
+A stage is a process that trains, a unit one visit of a model to a partition of the dataset.
+"""
 
 from __future__ import annotations
 
@@ -18,29 +21,31 @@ from fastvid.train.strategies.relay.state import TokenStore
 log = logging.getLogger(__name__)
 
 _PAUSE_S: Final = 0.02  # between two checks whether the sweep is finished
-_PATIENCE_S: Final = 2.0  # to wait for each session of a failed sweep, whose stage may be dead
+_PATIENCE_S: Final = 2.0  # wait for each stage's thread after a failed sweep: the stage may be dead
 _ATTEMPTS: Final = 3
-"""Stages that may die in one unit before its model fails, for example because it does not fit into memory."""
+"""Number of stages that may die while they train the same unit before its model is given up. The cause may be the
+model, for example if it does not fit into memory."""
 
 
 @dataclass
 class SweepRecord:
     """The events of a sweep."""
 
-    # one entry per finished visit, in the order of their ends: the fields of the unit, ``stage``, ``start`` and
+    # One entry per finished visit, in the order of their ends: the fields of the unit, ``stage``, ``start`` and
     # ``end`` in seconds since the hub started, and the values reported by the stage.
     visits: list[dict[str, Any]] = field(default_factory=list)
-    lost: list[dict[str, Any]] = field(default_factory=list)
+    lost: list[dict[str, Any]] = field(default_factory=list)  # units whose stage died: their fields, ``stage``
     token_bytes: int = 0  # bytes of tokens sent and received by the hub
-    stages: list[dict[str, Any]] = field(default_factory=list)
+    stages: list[dict[str, Any]] = field(default_factory=list)  # partitions given to stages, with the stages' reports
 
 
 class Hub:
     """Coordinates the stages of a sweep.
 
-    `timeout_s`: seconds of silence after which a stage is considered dead; also the time to wait for a first stage.
-    `adopt_s`: seconds that the partitions of a dead stage wait for a new stage before an existing one takes them.
-    `port`: port to listen on; 0 for any free one.
+    `timeout_s`: seconds of silence after which a stage is considered dead; also the time to wait while there is no
+    stage at all. `adopt_s`: seconds that the partitions of a dead stage wait for a new stage before an existing one
+    takes them. `start_s`: the same at the start; None uses `timeout_s`. `on_visit`: called with the record of each
+    finished visit. `plan`: what stages need to know about the sweep. `port`: port to listen on; 0 for any free one.
     """
 
     def __init__(
@@ -100,8 +105,8 @@ class Hub:
                 self._alone_since = time.monotonic()
             elif not self.scheduler.finished and time.monotonic() - self._alone_since > self.timeout_s:
                 raise WorkerError(
-                    f"no stage has joined for {self.timeout_s:g} s",
-                    hint="start stages again; the sweep resumes from its tokens",
+                    f"no stage (worker process) has been connected for {self.timeout_s:g} s",
+                    hint="repeat the command to start stages: the sweep resumes from the stored models",
                 )
             return self.scheduler.finished or self._broken is not None
 
@@ -130,7 +135,8 @@ class Hub:
         known: tuple[int, ...] = ()
 
         def found() -> tuple[tuple[int, ...], Unit | None] | None:
-            """Return the stage's partitions and what it does next; None while there is nothing to do."""
+            """Return the stage's partitions, and its next unit or None if the partitions are new to it or the sweep
+            has ended; None while there is nothing to do."""
             owned = self._ownership.of(link.number)
             unit = self.scheduler.take(owned) if owned == known and self._broken is None else None
             return (owned, unit) if unit is not None or owned != known or self._ended() else None
@@ -159,7 +165,7 @@ class Hub:
             answer = link.receive()
             token = b"" if answer.payload is None else answer.payload.numpy().tobytes()
             if answer.kind == "done":
-                # Recorded first: after a kill in between, the visit is repeated and has two rows instead of none.
+                # Recorded before it is stored: after a kill in between, the visit is repeated and recorded twice.
                 with self._changed:
                     row = {**dataclasses.asdict(unit), "stage": link.number, "start": start}
                     self.record.visits.append({**row, "end": time.monotonic() - self._began, **answer.values})

@@ -1,7 +1,9 @@
-"""Decides which stage keeps which partitions, and which model visits which partition next; without clock or processes.
+"""Decide which stage keeps which partitions, and which model visits which partition next. Pure logic without I/O.
+
+A stage is a process that trains; a visit is one model trained on one partition of the dataset in one epoch. The orders:
 
 ring      every model visits partitions 0, 1, ... S-1 in this order in every epoch, first come first served
-          (Chen et al. 2015). With equal times t and M >= S models it takes (M E + S - 1) t.
+          (Chen et al. 2015). If each visit takes the time t, M >= S models and E epochs take (M E + S - 1) t.
 hopper    a free stage takes any idle model that still needs its partition in this epoch (model hopper parallelism,
           Cerebro, VLDB 2020), preferring the model with the most remaining work at its measured speed, because the
           longest chain of visits bounds the total time.
@@ -36,12 +38,12 @@ class ModelProgress:
     """The progress of one model in a sweep."""
 
     model: int
-    visits: list[int] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    seconds: float = 0.0
+    visits: list[int] = field(default_factory=list)  # partitions visited, over all epochs
+    scores: list[float] = field(default_factory=list)  # by epoch; higher is better
+    seconds: float = 0.0  # time of the visits
     status: Status = "waiting"
-    reason: str | None = None
-    arrived: int = 0
+    reason: str | None = None  # why it failed
+    arrived: int = 0  # position in the queue of waiting models; the lowest is first
 
 
 class Scheduler:
@@ -63,7 +65,7 @@ class Scheduler:
         return not self._running and all(model.status != "waiting" for model in self.models)
 
     def take(self, partitions: Collection[int]) -> Unit | None:
-        """Return a unit for a free stage with these partitions; None if there is none now."""
+        """Return the next unit for a free stage that has these partitions; None if no waiting model needs them now."""
         able = [
             (self._urgency(model), model, min(needs))
             for model in self.models
@@ -81,12 +83,12 @@ class Scheduler:
         return unit
 
     def done(self, unit: Unit, *, seconds: float = 0.0, score: float = 0.0) -> None:
-        """Report a trained unit. `score` is used if it ends an epoch; higher is better."""
+        """Report that a unit was trained, in `seconds`; `score`, used if it ends an epoch, is better if higher."""
         assert self._running.pop(unit.model) == unit
         self._advance(self.models[unit.model], unit.partition, seconds, score)
 
     def lost(self, unit: Unit) -> None:
-        """Report a lost unit; its model waits again, at its previous position in the queue."""
+        """Report that a unit's stage died; its model waits again, at its previous position in the queue."""
         assert self._running.pop(unit.model) == unit
         self.models[unit.model].status = "waiting"
 
@@ -97,7 +99,10 @@ class Scheduler:
         self.models[unit.model].reason = reason
 
     def restore(self, visits: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) -> None:
-        """Restore the state of an earlier run, with one entry per model, before any unit is taken."""
+        """Restore the state of an earlier run; call it before the first `take`.
+
+        `visits`: partitions visited by each model, over all epochs. `scores`: scores of each model, by epoch.
+        """
         stages = self.num_partitions
         for epoch in range(self.epochs):
             for model in self.models:
@@ -105,7 +110,7 @@ class Scheduler:
                     if partition not in self._needs(model):
                         raise StateError(
                             f"model {model.model} visited partition {partition} in epoch {epoch}, out of order",
-                            hint="use the recorded number of partitions and order, or another run.out",
+                            hint="use the number of partitions and the order of that run, or another run.out",
                         )
                     ends = (len(model.visits) + 1) % stages == 0
                     self._advance(model, partition, 0.0, scores[model.model][epoch] if ends else 0.0)
@@ -119,7 +124,7 @@ class Scheduler:
         return set(range(self.num_partitions)) - set(seen)
 
     def _urgency(self, model: ModelProgress) -> tuple[float, int]:
-        """Return the sort key of a waiting model; the lowest goes first."""
+        """Return the sort key of a waiting model; the model with the lowest key visits next."""
         if self.order == "ring":
             return 0.0, model.arrived
         left = self.epochs * self.num_partitions - len(model.visits)
@@ -140,13 +145,13 @@ class Scheduler:
 
 
 class Ownership:
-    """The stage of every partition, if any. Times are seconds since the hub started.
+    """Which stage has which partitions; a partition without a stage waits. Times are seconds since the hub started.
 
-    A new stage takes the lowest waiting partition; if none waits, the highest one of the stage with the most
-    partitions, if that has several. A partition that has waited long enough goes to the stage with the fewest.
+    A new stage takes the lowest waiting partition; if none waits, the highest partition of the stage with the most
+    partitions, if that stage has several. A partition that has waited long enough goes to the stage with the fewest.
 
-    `start_s`: seconds that partitions wait at the start. `adopt_s`: seconds that the partitions of a dead stage
-    wait.
+    `start_s`: seconds that partitions wait for a new stage at the start. `adopt_s`: seconds that the partitions of a
+    dead stage wait for a new one.
     """
 
     def __init__(self, num_partitions: int, *, start_s: float, adopt_s: float) -> None:
@@ -159,7 +164,7 @@ class Ownership:
         return tuple(sorted(self.stages[stage]))
 
     def join(self, stage: int) -> None:
-        """Add a stage, and assign it at most one partition."""
+        """Add a stage, and assign it one partition, or none if every other stage has only one."""
         self.stages[stage] = set()
         if self._waiting:
             partition = min(self._waiting)

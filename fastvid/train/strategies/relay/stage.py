@@ -1,8 +1,8 @@
-"""A stage: keeps partitions of the dataset, and trains the models that visit it.
+"""A stage: a process that keeps partitions of the dataset, and trains the models that visit it.
 
-Each partition is a dataset of some shards. The files of a remote one are copied to a local disk once: to the folder of
-FASTVID_CACHE, or a temporary one. A visit unpacks a model from its token, trains it on a partition, and packs it into a
-new token.
+Each partition consists of some shards. The files of a remote partition are copied to a local disk once: to the folder
+of FASTVID_CACHE, or a temporary one. A visit loads a model from its token (the bytes of its training state), trains it
+on a partition, and returns a new token.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def serve(hub: Address, begin: Callable[[Mapping[str, Any]], Any], timeout_s: fl
     The hub sends "plan" first, then "own" (partitions to keep, answered by "ready"), "unit" (answered by "done" with
     the new token, or by "failed") and "end".
 
-    `begin`: returns the worker of a plan, such as `Clips`, which has two methods. ``assign(partitions)`` keeps exactly
-    these partitions from now on, and returns JSON values for the results. ``visit(unit, token)`` trains a unit, and
-    returns the new token and JSON values, including ``score`` if the unit ends an epoch; if the model cannot be
-    trained further, an empty token and ``reason``. An exception is an error of the stage and stops it.
+    `begin`: called with the hub's plan; returns a worker such as `Clips`, which has two methods. ``assign(partitions)``
+    keeps exactly these partitions from now on, and returns JSON values for the results. ``visit(unit, token)`` trains a
+    unit, and returns the new token and JSON values, including ``score`` if the unit ends an epoch; if the model cannot
+    be trained further, an empty token and ``reason``. An exception stops the stage.
 
     `timeout_s`: seconds of silence after which the hub is considered dead.
     """
@@ -78,12 +78,12 @@ def serve(hub: Address, begin: Callable[[Mapping[str, Any]], Any], timeout_s: fl
 
 
 def deal_shards(samples: Sequence[int], num_partitions: int) -> list[tuple[int, ...]]:
-    """Return the shards of each partition, balanced by samples: the largest one sets the pace.
+    """Return the shards of each partition, with numbers of samples as equal as possible: the largest sets the pace.
 
     Shards are assigned largest first, each to the partition with the fewest samples so far. The largest partition is
     then at most 4/3 of the optimum (Graham 1969).
 
-    `samples`: training samples per shard; shards without any are not assigned.
+    `samples`: number of training samples in each shard; shards without any are not assigned.
     """
     useful = [shard for shard, count in enumerate(samples) if count]
     if len(useful) < num_partitions:
@@ -107,20 +107,20 @@ def samples_by_shard(dataset: Dataset) -> list[int]:
 
 
 class Partition(Dataset):
-    """A dataset with the samples of some shards, whose files are read through a storage of their own."""
+    """A dataset with only the samples of some shards, whose files are read through `storage`."""
 
     def __init__(self, whole: Dataset, shards: Sequence[int], storage: Storage) -> None:
         super().__init__(
             whole.storage.url, split=whole.split, where=whole.where, generation=whole.generation.number
         )  # fmt: skip
-        # Set after the annotations are read, which nobody needs to keep.
+        # Set only now, so that `storage` keeps no copies of the annotations, which were read above.
         self.storage = storage
         self.shards = tuple(shards)
         owner, _ = self.locate(np.arange(len(self)))
         self.rows = self.rows[np.isin(owner, self.shards)]
 
     def load(self) -> int:
-        """Copy all files that training reads to this machine, unless they are on its disks; return their bytes."""
+        """Copy all files that training reads to this machine, unless they are on its disks; return their total size."""
         stems = [self.generation.shards[shard].name for shard in self.shards]
         names = [f"{stem}.{suffix}" for stem in stems for suffix in ("pkt", "tar")]
         for name in names:
@@ -129,7 +129,7 @@ class Partition(Dataset):
 
 
 def local_copies(url: str) -> Storage:
-    """Open a dataset's storage that copies the files to keep of a remote one to a local disk."""
+    """Open a dataset's storage; if it is remote, `keep` copies files to FASTVID_CACHE or a temporary folder."""
     storage = open_storage(url)
     if not storage.copies or RemoteOptions().cache_folder() is not None:
         return storage
@@ -154,11 +154,11 @@ _MODEL: Final = "model"
 def train_visit(
     sweep_model: SweepModel, unit: Unit, token: bytes | None, device: torch.device
 ) -> tuple[bytes, dict[str, Any]]:
-    """Train a unit. A pure function of its arguments, so any stage can repeat a lost unit.
+    """Train a unit. A pure function of its arguments, so any stage can repeat the unit of a dead stage.
 
-    Returns the new token; and JSON values: ``samples`` (of this visit), the mean ``loss`` and the task's metrics,
-    ``lr``, ``lineage`` (number and digest of the samples), and if the unit ends an epoch, ``score`` (higher is
-    better) and ``eval``. If the loss is not finite: an empty token, and the ``reason``.
+    Returns the new token; and JSON values: ``samples`` (number in this visit), the mean ``loss`` and the task's
+    metrics, ``lr``, ``lineage`` (number and digest of the samples), and if the unit ends an epoch, ``score`` (higher is
+    better) and ``eval``. If the loss is not finite, returns an empty token and the ``reason``.
     """
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         replica, state = _open(sweep_model, unit, token)
@@ -213,11 +213,11 @@ def _open(sweep_model: SweepModel, unit: Unit, token: bytes | None) -> tuple[Rep
 _SHARED: Final = (
     "data.path", "data.split", "data.eval_split", "data.where", "data.generation", "run.epochs", "run.out", "sync",
 )  # fmt: skip
-"""Prefixes of the settings that all models of a sweep must share."""
+"""Prefixes of the settings that must be the same for all models of a sweep."""
 
 
 class Clips:
-    """The worker of a stage, see `serve`, for the partitions of a dataset."""
+    """Trains the units of a stage on partitions of a dataset: the worker that `serve` calls."""
 
     def __init__(self, configs: Sequence[Config], num_partitions: int, device: torch.device) -> None:
         check_shared(configs)
@@ -238,7 +238,7 @@ class Clips:
             self._samples_per_epoch(config)
 
     def assign(self, partitions: tuple[int, ...]) -> dict[str, Any]:
-        """See `serve`. Also loads the evaluation split, because the stage that ends an epoch evaluates."""
+        """See `serve`. Also loads the evaluation split, because any stage may train the last unit of an epoch."""
         former, self._kept = self._kept, {}
         moved = 0
         for part in partitions:
@@ -294,12 +294,12 @@ class Clips:
 
 
 def partition_seed(seed: int, partition: int) -> int:
-    """Return the seed of order, frames and crops on a partition, 0 to 2**63 - 1."""
+    """Return a partition's seed for the order of samples, frames and crops, 0 to 2**63 - 1."""
     return int.from_bytes(hashlib.blake2b(f"{seed}:{partition}".encode(), digest_size=8).digest(), "little") >> 1
 
 
 def check_shared(configs: Sequence[Config]) -> None:
-    """Check that models can train on the same partitions."""
+    """Raise UsageError unless the models of a sweep have the same settings of `_SHARED`."""
     if not configs:
         raise UsageError("sweep has no models", hint="return at least one Config from sweep()")
     first, *others = (flatten(to_json(config)) for config in configs)

@@ -1,6 +1,6 @@
-"""The state of a model that moves, a token: the bytes of a checkpoint, see `fastvid.train.records.checkpoint`.
+"""Tokens: the state of a model that moves between stages, as bytes of a `fastvid.train.records.checkpoint`.
 
-The store has the newest token of every model, in memory and in the run's folder, for a resume.
+The store keeps the newest token of every model in memory and, to resume a sweep, in the run's folder.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class TokenStore:
         return self._tokens[model]
 
     def put(self, model: int, token: bytes, visits: int) -> None:
-        """Replace the token of a model, which it has after so many visits."""
+        """Replace the token of a model; `visits`: number of visits that the model has made."""
         if (files := self._files[model]) is not None:
             files.write(token, visits)
         self._tokens[model] = token
 
     def history(self) -> tuple[list[list[int]], list[list[float]]]:
-        """Return visits and scores of every model, for `Scheduler.restore`."""
+        """Return the visited partitions and the scores of every model, for `Scheduler.restore`."""
         states = [{"visits": [], "scores": []} if token is None else decode(token, "token") for token in self._tokens]
         return [list(state["visits"]) for state in states], [list(state["scores"]) for state in states]
 

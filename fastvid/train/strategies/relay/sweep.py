@@ -1,11 +1,11 @@
-"""The strategy ``sync=relay``: a sweep from start to finish in one process, one of many if torchrun started them.
+"""The strategy ``sync=relay``: a sweep over several models; one process's part from start to finish.
 
     torchrun --nproc-per-node 2 -m fastvid.train RECIPE sync=relay [sync_options.order=ring ...]
 
 RECIPE has a function ``sweep() -> list[Config]``, one entry per model; each ``key=value`` changes all of them. Every
 process is a stage; rank 0 is also the hub. Stages share no process group, so the death of one does not affect the
 others. torchrun, however, stops all processes of a job when one dies and restarts them, and the hub resumes from its
-tokens. To add and remove stages during a sweep, start them as separate jobs:
+tokens, the stored states of the models. To add and remove stages during a sweep, start them as separate jobs:
 
     export FASTVID_TOKEN=$(openssl rand -hex 32)      the same for every job
     torchrun ... -m fastvid.train RECIPE sync=relay sync_options.port=29600
@@ -66,7 +66,7 @@ class Relay(Strategy):
         order: "ring" or "hopper".
         partitions: S, number of partitions; None uses the number of processes, or that of the resumed sweep.
         adopt_s: Seconds that the partitions of a dead stage wait for a new stage before an existing one takes them.
-        hub: ``host:port`` of a hub in another job; this job then has stages only.
+        hub: ``host:port`` of a hub in another job; this job then has no hub, only stages.
         host: Name or address of rank 0's machine that the hub listens on, as stages reach it; None is torchrun's
             ``MASTER_ADDR``, and without torchrun 127.0.0.1.
         port: Port of this job's hub, for stages of other jobs; 0 for any free one.
@@ -77,7 +77,7 @@ class Relay(Strategy):
 
     record = RESULTS_FILE
     shares_batches = False
-    steps_alike = True  # one rank at a time has a model
+    steps_alike = True  # each model is on one rank at a time, so no two copies can differ
 
     def __init__(
         self,
@@ -142,10 +142,10 @@ class Relay(Strategy):
 def results(configs: Sequence[Config], scheduler: Scheduler, record: SweepRecord, seconds: float) -> dict[str, Any]:
     """Return the results of a sweep as JSON values.
 
-    Returns ``models``: best first, each with the settings in which it differs, scores by epoch, and its visits;
-    ``seconds``; ``bound_seconds``, a lower bound for any order of the same
-    visits: the longest model, or the work spread evenly over the partitions; ``dataset_bytes`` of the partitions that
-    were loaded; ``token_bytes``; ``lost``; ``timeline``.
+    ``models``: best first, each with the settings in which it differs, scores by epoch, and its visits. ``seconds``:
+    duration of the sweep. ``bound_seconds``: lower bound of that for any order of the same visits: the time of the
+    model that takes longest, or all visits spread evenly over the partitions. ``dataset_bytes``: bytes of the
+    partitions that were loaded. ``token_bytes``, ``lost`` and ``timeline``: see `SweepRecord`.
     """
     settings = differing([flatten(to_json(config)) for config in configs])
     spent = [sum(visit["seconds"] for visit in record.visits if visit["model"] == m) for m in range(len(configs))]
@@ -185,7 +185,7 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table(summary: Mapping[str, Any]) -> str:
-    """Return the models of `results` as lines of text, best first."""
+    """Return the models of a summary from `results` as a table in plain text, best first."""
     models = summary["models"]
     names = list(models[0]["settings"]) if models else []
     head = ["model", *names, "score", "epochs", "status", "time"]
@@ -211,7 +211,7 @@ _HUB: Final = "relay/hub"
 
 
 def prepare(configs: Sequence[Config], relay: Relay, processes: int) -> tuple[dict[str, Any], Clips, Scheduler]:
-    """Check a sweep without writing anything, and return what its folder records, its clips and its scheduler.
+    """Check a sweep without writing anything; return the contents of sweep.json, the worker and the scheduler.
 
     The sweep and its dry run both begin here.
     """
@@ -245,7 +245,7 @@ class _HubProcess:
     def __init__(self, configs: Sequence[Config], relay: Relay, store: Store | None, processes: int) -> None:
         self.configs, self.relay, self.store = configs, relay, store
         self.out, self.timeout_s = Path(configs[0].run.out), configs[0].run.timeout_s
-        # Before anything is written, so that a sweep that is refused leaves nothing.
+        # Checked before anything is written, so that a rejected sweep leaves no files.
         sweep, self.clips, self.scheduler = prepare(configs, relay, processes)
         self.plan = {name: sweep[name] for name in ("partitions", "generation")}
         self.out.mkdir(parents=True, exist_ok=True)
@@ -260,7 +260,7 @@ class _HubProcess:
         """Run the sweep, and write its results."""
         if self.scheduler.finished and (self.out / RESULTS_FILE).exists():
             if self.store is not None:
-                self.store.set(_HUB, "")  # there is none
+                self.store.set(_HUB, "")  # tells the other ranks that there is no hub
             self.recorder.close()
             log.info("the sweep in %s is already finished", self.out)
             return
@@ -276,7 +276,7 @@ class _HubProcess:
             try:
                 serve(hub.address, lambda _: self.clips, self.timeout_s)
             except BaseException as error:
-                # An error of this stage would occur on any other stage too. If the hub failed first, raise its error.
+                # The error would occur on any other stage too, so stop. If the hub failed first, raise its error.
                 hub.stop(error)
                 ran.result()
                 raise
@@ -302,7 +302,7 @@ class _HubProcess:
         self.recorder.write("visit", **{name: value for name, value in visit.items() if name != "eval"})
         if score is not None:
             self.recorder.write("eval", model=visit["model"], epoch=visit["epoch"], **score)
-        self._told += 1  # the scheduler counts a visit only when its token is stored
+        self._told += 1  # counted here, because the scheduler counts a visit only after its token is stored
         metric = self.configs[visit["model"]].task.metric
         done = self._first + self._told
         total = len(self.configs) * self.scheduler.epochs * self.scheduler.num_partitions
@@ -329,9 +329,10 @@ def _kept(config: Config) -> Any:
 
 
 def _rendezvous(timeout_s: float) -> tuple[World, Store | None]:
-    """Return the rank and world size in this job, and the job's store, which no other attempt of the job has used.
+    """Return rank and world size in this job, and a store that no other attempt of the job has used; None without
+    torchrun.
 
-    There is no process group of all processes, so that a death breaks only the links of the dead process.
+    No process group is created, so that a death breaks only the links of the dead process.
     """
     if "RANK" not in os.environ:
         return World(), None
