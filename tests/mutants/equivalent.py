@@ -23,8 +23,8 @@ EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
     "fastvid/load/order/epoch.py": (
         ("counts = counts[counts > 0]", "counts = counts[counts != 0]", "counts are not negative"),
         (
-            "_SMALL_SET: Final = 2**32",
-            "_SMALL_SET: Final = 2** 31",
+            "_SMALL_SET: Final = 2**32  # below it, sample numbers fit in uint32",
+            "_SMALL_SET: Final = 2** 31  # below it, sample numbers fit in uint32",
             "it decides the memory of an index, not its values",
         ),
         (
