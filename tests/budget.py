@@ -22,13 +22,13 @@ BUDGET: Final[dict[str, int]] = {
     "media": 2_364,
     "storage": 1_919,
     "videos": 804,
-    "sharding": 11_026,
+    "sharding": 11_030,
     "load": 6_192,
     "train": 6_822,
     "models": 1_167,
-    "cli": 1_405,
+    "cli": 1_403,
     "report": 402,
-    "runtime": 520,
+    "runtime": 533,
     "demo": 367,
     "tune": 542,
     "root": 172,
@@ -42,7 +42,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 52_712
+TESTS: Final = 52_746
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
