@@ -1,4 +1,4 @@
-"""Code lines of each room, and how many it may have: `python -m tests.budget` prints both.
+"""Code lines of each room, and how many it may have: `python -m tests.budget` prints both, `--set` makes them equal.
 
 A code line has a token; docstrings, comments and blank lines are free, so nobody saves by leaving them out. A limit may
 go down at any time. It goes up only by a commit that says what users get for it.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import subprocess
+import sys
 import tokenize
 from collections import Counter
 from pathlib import Path
@@ -42,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 52_746
+TESTS: Final = 52_759
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
@@ -101,12 +103,24 @@ def _git(*arguments: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
+def test_lines() -> int:
+    """Lines of all files of tests."""
+    return sum(path.read_text().count("\n") for path in (REPOSITORY / "tests").rglob("*.py"))
+
+
 def main() -> None:
-    found = sizes()
+    found, own = sizes(), Path(__file__)
+    if "--set" in sys.argv:
+        text = re.sub(
+            r'^    "(\w+)": [\d_]+', lambda at: f'    "{at[1]}": {found[at[1]]:_}', own.read_text(), flags=re.M
+        )
+        own.write_text(re.sub(r"^TESTS: Final = [\d_]+", f"TESTS: Final = {test_lines():_}", text, flags=re.M))
+        return
     for room, limit in BUDGET.items():
         print(f"{room:12} {found[room]:6,} of {limit:6,}")
     inside = [room for room in BUDGET if room not in OUTSIDE]
     print(f"{'fastvid':12} {sum(found[room] for room in inside):6,} of {sum(BUDGET[room] for room in inside):6,}")
+    print(f"{'tests':12} {test_lines():6,} of {TESTS:6,} lines")
 
 
 if __name__ == "__main__":
