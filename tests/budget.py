@@ -19,14 +19,14 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_770,
+    "format": 3_772,
     "decode": 2_460,
     "media": 2_364,
     "storage": 1_919,
     "videos": 804,
-    "sharding": 11_030,
-    "load": 6_192,
-    "train": 6_822,
+    "sharding": 11_035,
+    "load": 6_223,
+    "train": 6_826,
     "models": 1_167,
     "cli": 1_403,
     "report": 402,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 52_759
+TESTS: Final = 52_799
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
@@ -112,9 +112,9 @@ def main() -> None:
     found, own = sizes(), Path(__file__)
     if "--set" in sys.argv:
         text = re.sub(
-            r'^    "(\w+)": [\d_]+', lambda at: f'    "{at[1]}": {found[at[1]]:_}', own.read_text(), flags=re.M
+            r'^    "(\w+)": [\d_]+', lambda at: f'    "{at[1]}": {found[at[1]]:_}', own.read_text(), flags=re.MULTILINE
         )
-        own.write_text(re.sub(r"^TESTS: Final = [\d_]+", f"TESTS: Final = {test_lines():_}", text, flags=re.M))
+        own.write_text(re.sub(r"^TESTS: Final = [\d_]+", f"TESTS: Final = {test_lines():_}", text, flags=re.MULTILINE))
         return
     for room, limit in BUDGET.items():
         print(f"{room:12} {found[room]:6,} of {limit:6,}")

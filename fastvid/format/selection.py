@@ -248,7 +248,9 @@ def in_split(table: pa.Table, split: str) -> pa.ChunkedArray:
     names = table.column_names
     if column not in names:
         known = [name for name in names if name.startswith(_SPLIT)]
-        hint = f"use one of {', '.join(known)}" if known else "omit `split`: the samples have none"
+        hint = (
+            f"use one of {', '.join(known)}" if known else "omit `split`, or make splits by `fastvid split DIR 0.9,0.1`"
+        )
         raise UsageError(f"dataset has no split column {column!r}", hint=hint)
     values = pc.unique(table[column]).to_pylist()
     if value not in values:

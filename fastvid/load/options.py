@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Final, Literal, get_args
 
 import torch
@@ -142,11 +142,24 @@ _WORDS: Final = {  # hints for arguments of torch's DataLoader and datasets
     "batch_size": "use global_batch_size=n, the clips of a step over all ranks",
     "transform": "use spatial=[...] for the crop and the flip, and after=[...] for transforms of the pixels",
     "collate_fn": "use output=Output(collate=...)",
+    "drop_last": "use order=Order(last='drop')",
+    "delta_timestamps": "use frames=Deltas([...]) and signals={'action': Deltas([...])}",
+}
+
+
+_EXAMPLES: Final = {
+    "order": "Order(shuffle=False)",
+    "extras": 'Extras(text=Text("caption"))',
+    "output": 'Output(dtype="uint8")',
+    "workers": "Workers(num_threads=4)",
 }
 
 
 def with_moved(whose: str, groups: Mapping[str, Any], moved: Mapping[str, Any]) -> list[Any]:
     """Return the groups of options, updated with fields given directly as keyword arguments, as in version 0.2."""
+    for group, options in groups.items():
+        if not is_dataclass(options) or isinstance(options, type):
+            raise UsageError(f"{group} is {options!r}, expected {group.capitalize()}", hint=f"use {_EXAMPLES[group]}")
     places = {field.name: group for group, options in groups.items() for field in fields(options)}
     for name in moved:
         if name not in places:

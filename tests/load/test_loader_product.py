@@ -195,6 +195,12 @@ def test_buckets_are_a_batch_size():
         ({"spatial": None}, "spatial=RandomResizedCrop(224)"),
         ({"global_batch_size": None}, "the clips of a step over all ranks"),
         ({"spatial": 224}, "CenterCrop(224)"),
+        ({"order": "random"}, "Order(shuffle=False)"),
+        ({"text": "caption"}, 'Text("caption")'),
+        ({"labels": "tags"}, 'MultiHot("labels")'),
+        ({"audio": 16_000}, "Audio(16_000)"),
+        ({"signals": {"action": [0.0]}}, "Deltas([0.0, 0.1])"),
+        ({"drop_last": True}, "Order(last='drop')"),
     ],
 )
 def test_other_words_are_answered_with_the_right_one(options, hint):
@@ -207,6 +213,11 @@ def test_other_words_are_answered_with_the_right_one(options, hint):
     ("call", "message"),
     [
         (lambda: Output(dtype="uint9"), "dtype is 'uint9'"),
+        (lambda: ClipLoader(FakeDataset(4), frames=Segments(1), spatial=CenterCrop(), workers=4), "workers is 4"),
+        (
+            lambda: ClipLoader(FakeDataset(4), frames=Segments(1), spatial=CenterCrop(), output="uint8"),
+            "output is 'uin",
+        ),
         (lambda: Views(10, 3, 64), "places are 64, expected a tuple"),
         (lambda: ClassBalanced(column="country"), "column is 'country'"),
         (lambda: ExactSampler(FakeDataset(4), global_batch_size=2), "clips is a FakeDataset, expected a ClipDataset"),

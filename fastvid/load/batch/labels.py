@@ -280,8 +280,11 @@ class RowAnnotations:
     def __init__(self, dataset: Dataset | Mixture, extras: Extras) -> None:
         self.label = dataset.labels  # label of each sample of the dataset, int64 [N], -1 for none
         self.columns = {name: dataset.column(name) for name in extras.fields}
-        self.text = None if extras.text is None else TextColumns(extras.text, dataset)
-        self.labels = None if extras.labels is None else MultiHotLabels(extras.labels, dataset)
+        # Items have the texts and labels of their samples.
+        self.items = dataset if isinstance(dataset, EveryFrame) else None
+        owner = dataset if self.items is None else self.items.samples
+        self.text = None if extras.text is None else TextColumns(extras.text, owner)
+        self.labels = None if extras.labels is None else MultiHotLabels(extras.labels, owner)
         self.mixture = dataset if isinstance(dataset, Mixture) else None
 
     @property
@@ -298,7 +301,7 @@ class RowAnnotations:
         """
         label = np.where(valid, self.label[samples], -1)
         made: dict[str, npt.NDArray[Any]] = {"label": np.where(label < 0, IGNORED_LABEL, label)}
-        return made if self.labels is None else made | {"labels": self.labels.rows(samples, valid)}
+        return made if self.labels is None else made | {"labels": self.labels.rows(self._owners(samples), valid)}
 
     def on_host(self, samples: IntArray, draws: BatchDraws) -> dict[str, Any]:
         """Return the entries that stay on the host: fields, and text and dataset if there are any.
@@ -315,10 +318,15 @@ class RowAnnotations:
         if self.text is not None:
             # Word 0 chooses and word 1 drops, so that drop= does not change which texts are chosen.
             numbers = draws.uniform(Purpose.TEXT, 2).tolist()
-            made["text"] = tuple(self.text.row(row, *drawn) for row, drawn in zip(rows, numbers, strict=True))
+            owners = [None if sample == MASKED else sample for sample in self._owners(samples).tolist()]
+            made["text"] = tuple(self.text.row(owner, *drawn) for owner, drawn in zip(owners, numbers, strict=True))
         if self.mixture is not None:
             made["dataset"] = tuple("" if row is None else self.mixture.name_of(row) for row in rows)
         return made
+
+    def _owners(self, samples: IntArray) -> IntArray:
+        """Return the sample of each row, int64 [B]; of `EveryFrame` that of the item. MASKED stays."""
+        return samples if self.items is None else np.where(samples == MASKED, MASKED, self.items.place(samples)[0])
 
 
 SignalsAsked = Mapping[str, Deltas | None] | Sequence[str]
@@ -345,6 +353,19 @@ class Extras:
     labels: MultiHot | None = None
     fields: Sequence[str] = ()
     signals: SignalsAsked = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.fields, str):
+            object.__setattr__(self, "fields", (self.fields,))
+        signals = self.signals.items() if isinstance(self.signals, Mapping) else ()
+        for name, value, kind, example in (
+            ("audio", self.audio, Audio, "Audio(16_000)"),
+            ("text", self.text, Text, 'Text("caption")'),
+            ("labels", self.labels, MultiHot, 'MultiHot("labels")'),
+            *((f"signal {name!r}", deltas, Deltas, "Deltas([0.0, 0.1])") for name, deltas in signals),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise UsageError(f"{name} is {value!r}, expected {kind.__name__}", hint=f"use {example}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,7 +20,7 @@ import torch
 from fastvid.decode.colours import Layout, Pixels, empty_batch
 from fastvid.errors import StateError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.format.schema import FLOW, PICTURES
+from fastvid.format.schema import AUDIO, FLOW, PICTURES
 from fastvid.load.after.chain import AnyTransform, TransformChain
 from fastvid.load.batch.labels import Extras, RowAnnotations, SignalRows
 from fastvid.load.clips.clip import ClipRules, Crops, Frames, clip_sizes
@@ -74,6 +74,9 @@ class Spec:
         signals = SignalRows.of(dataset, frames, rules.streams, extras.signals, views=views is not None)
         chain = TransformChain.of(after, rules.streams, rules.depth)
         annotations = RowAnnotations(dataset, extras)
+        if extras.audio is not None and not any(AUDIO in part.generation.extras for part in parts_of(dataset)):
+            hint = "store it by `fastvid shard --audio copy`, or aac"
+            raise UsageError("no sample of the dataset has sound", hint=hint)
         return cls(dataset, rules, EpochOrders(dataset, order), annotations, signals, chain, output, batches)
 
     def __post_init__(self) -> None:

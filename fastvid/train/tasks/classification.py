@@ -143,7 +143,11 @@ class Classification(Task):
         return classes if data.label == _LABEL else tuple(map(str, range(len(classes))))
 
     def check_data(self, dataset: Dataset | Mixture, config: RunSettings) -> None:
-        assert config.model.num_classes is not None
+        if config.model.num_classes is None:
+            raise UsageError(
+                "the samples have no classes",
+                hint="put the videos into a folder for each class, or label them by `fastvid relabel`",
+            )
         check_labels(dataset, config.data.label, config.model.num_classes)
 
     def prepare(self, batch: Batch, phase: Phase) -> Batch:

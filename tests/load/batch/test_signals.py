@@ -131,7 +131,24 @@ def test_selected_samples_have_their_own_signals(store):
         assert torch.equal(batch["reward"][:, 0], 100 * torch.tensor([int(key[-1]) for key in batch.key]) + frame)
 
 
+def test_items_have_the_texts_and_labels_of_their_samples(store):
+    def told(generation, table):
+        texts = pa.array([f"pick {key}" for key in table["key"].to_pylist()])
+        tags = pa.array([[f"tag{number % 2}"] for number in range(len(table))])
+        return generation, table.append_column("task", texts).append_column("tags", tags)
+
+    change(store, told)
+    extras = fastvid.Extras(text=fastvid.Text("task"), labels=fastvid.MultiHot("tags"))
+    for batch in make(store.url, extras=extras):
+        for row in np.flatnonzero(batch.valid).tolist():
+            assert batch["text"][row] == f"pick {batch.key[row]}"
+            assert batch["labels"][row].argmax() == int(batch.key[row][-1]) % 2
+        assert all(not batch["labels"][row].any() for row in np.flatnonzero(~batch.valid).tolist())
+
+
 def test_damage_and_wrong_uses_are_told(store, tmp_path):
+    with pytest.raises(UsageError, match="no sample of the dataset has sound"):
+        make(store.url, items=False, audio=fastvid.Audio(16_000))
     with pytest.raises(UsageError, match="no items to count from"):
         make(store.url, items=False, signals={"action": fastvid.Deltas([0.0])})
     with pytest.raises(UsageError, match="signals and EveryFrame cannot be used with a mixture"):

@@ -247,7 +247,7 @@ def test_a_position_inside_a_batch_is_refused_at_once(batches):
     ("options", "message"),
     [
         ({"global_batch_size": 8}, "global_batch_size is 8 and group_size 1 with batches=Buckets"),
-        ({"batches": None}, "global_batch_size is None, expected an integer"),
+        ({"batches": None}, "global_batch_size is missing"),
         ({"group_size": 7}, "group_size 7"),
         ({"collate": "pad"}, "collate='pad' was given with batches="),
         (

@@ -23,6 +23,7 @@ from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.lock import lock_folder
 from fastvid.sharding.job.plan import JobPart
 from fastvid.storage import LocalStorage
+from tests.datasets import make_clip
 from tests.sharding.shardtools import REPOSITORY, command, ledger, make, other_build, tars
 
 SMALL = PROFILES["compact"].changed(short_side=64)
@@ -225,6 +226,10 @@ def test_job_without_packed_sources_fails_with_a_ledger_and_no_dataset(tmp_path)
         run_job(tmp_path / "raw", str(tmp_path / "out"), profile=SMALL, workers=1)
     assert ledger(tmp_path / "out")[0]["reason"] == "not-video"
     assert not (tmp_path / "out" / "dataset.json").exists()
+    # The same command tries them again.
+    make_clip(tmp_path / "raw" / "a.mp4", frames=8)
+    run_job(tmp_path / "raw", str(tmp_path / "out"), profile=SMALL, workers=1)
+    assert len(fastvid.open(tmp_path / "out")) == 1
 
 
 def test_slow_source_is_retried_alone_before_rejection(folder, tmp_path):

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -302,3 +303,9 @@ def test_seeds_follow_positions_in_training_and_samples_in_evaluation():
     assert not set(training.seeds(batch)) & set(training.seeds(later))
     assert evaluation.seeds(batch) == evaluation.seeds(later)[::-1]
     assert len({*training.seeds(batch), *evaluation.seeds(batch), *Phase(training=True, seed=4).seeds(batch)}) == 6
+
+
+def test_samples_without_classes_are_refused_before_training():
+    config = SimpleNamespace(data=SimpleNamespace(label="label"), model=SimpleNamespace(num_classes=None))
+    with pytest.raises(UsageError, match="the samples have no classes"):
+        Classification().check_data(None, config)
