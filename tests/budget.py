@@ -24,7 +24,7 @@ BUDGET: Final[dict[str, int]] = {
     "media": 2_364,
     "storage": 1_919,
     "videos": 804,
-    "sharding": 11_035,
+    "sharding": 11_037,
     "load": 6_223,
     "train": 6_826,
     "models": 1_167,

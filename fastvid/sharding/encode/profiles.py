@@ -82,7 +82,9 @@ class Profile:
                 f"a gop of {self.gop} with {self.bframes} B-frames is invalid", hint="choose 0 <= bframes < gop"
             )
         if self.multiple < 2 or self.short_side < 0 or self.short_side % self.multiple:
-            raise UsageError(f"short side {self.short_side} is not a multiple of {self.multiple}")
+            below = self.short_side // max(1, self.multiple) * self.multiple
+            hint = f"use {below} or {below + self.multiple}" if below > 0 else None
+            raise UsageError(f"short side {self.short_side} is not a multiple of {self.multiple}", hint=hint)
         least, most = _QUALITY.get(self.codec, (self.crf, self.crf))
         if not least <= self.crf <= most:
             raise UsageError(f"quality {self.crf} of profile {self.name!r} is outside {least} to {most}")
