@@ -271,7 +271,7 @@ def _decode(encoded: EncodedAudio) -> list[tuple[int, list[Float32Array]]]:
                 samples = _channels(frame, lengths[len(parts)])
                 if parts and len(parts[0][1]) != len(samples):
                     raise DecodeError(f"audio changes from {len(parts[0][1])} to {len(samples)} channels")
-                # The last packet may have more samples than the track. If one has fewer, the gap is silent.
+                # The last packet may reach past the end of the track. What a packet with fewer samples lacks is silent.
                 parts.append((starts[len(parts)], samples))
     except (av.FFmpegError, ValueError) as error:
         raise DecodeError(f"{encoded.codec} decoder: {error}") from error

@@ -345,7 +345,9 @@ def encode_flow(
         log = run_ffmpeg(command, [file.fileno()], seconds, settings.limits, stdin=pictures())
         if log.status:
             last = "; ".join(log.last)
-            raise SourceError(f"ffmpeg exited with {log.status} on flow: {last}", reason=Reason.ENCODE_FAILED)
+            raise SourceError(
+                f"ffmpeg exited with {log.status} while it encoded optical flow: {last}", reason=Reason.ENCODE_FAILED
+            )
         data = _sample(file.fileno(), profile, rate)
     decoded: list[float] = []
     check = partial(verify, data, profile, frames=(shape.num_frames,) * 2, rate=rate, size=size, full_range=True)

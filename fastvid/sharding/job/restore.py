@@ -175,7 +175,7 @@ def dataset_record(
     """
     record: dict[str, Any] = {**_MARK, "generation": made.number, "streams": list(made.streams)}
     record |= {"classes": list(made.classes), "extras": dict(made.extras), "profile": dict(profile)}
-    # Copied videos do not depend on the build.
+    # Videos that were copied without encoding them do not depend on the build of ffmpeg.
     record["encoder"] = {} if profile.get("codec") == _COPY else dict(encoder)
     if table is not None:
         record["columns"] = [[field.name, str(field.type)] for field in table.schema]

@@ -240,7 +240,10 @@ def read_objects(text: str, inside: str | None = None) -> list[NumberedRecord]:
     if isinstance(found, dict) and found and all(isinstance(record, dict) for record in found.values()):
         taken = next((name for name, record in found.items() if ENTRY in record), None)
         if taken is not None:
-            raise UsageError(f"object {taken!r} has a field {ENTRY!r}", hint="rename it: objects' names take this name")
+            raise UsageError(
+                f"object {taken!r} has a field {ENTRY!r}",
+                hint="rename the field: it is what the names of objects become",
+            )
         found = [{ENTRY: name, **record} for name, record in found.items()]
     if not isinstance(found, list) or not all(isinstance(record, dict) for record in found):
         raise UsageError("JSON is not a list of objects", hint="use jsonl: for a file with one object per line")

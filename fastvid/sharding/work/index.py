@@ -188,7 +188,7 @@ def _cut(task: SourceTask, found: IndexedVideo, version: Version | None) -> Outc
     return Outcome(task.index, (replace(sample, meta=meta),), warnings=found.notes)
 
 
-# Tolerance in seconds when comparing times, because clocks of containers round.
+# Tolerance in seconds when comparing times, because containers round them to their time base.
 _ROUNDING: Final = 1e-3
 
 

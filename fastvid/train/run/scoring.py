@@ -70,7 +70,10 @@ def views(protocol: str) -> Views:
     """Return the views that a protocol averages over."""
     match = _NAME.fullmatch(protocol)
     if match is None:
-        raise UsageError(f"unknown protocol {protocol!r}", hint="use for example 1x1, 10x3, 1x10, twice or twicex3")
+        raise UsageError(
+            f"unknown protocol {protocol!r}",
+            hint="use CLIPSxCROPS, such as 1x1 or 10x3; or twice or twicex3, for two clips",
+        )
     clips, crops = match[1], int(match[2] or 1)
     return Views(len(_TWICE), crops, _TWICE) if clips == "twice" else Views(int(clips), crops)
 
