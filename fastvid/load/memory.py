@@ -222,7 +222,7 @@ class DecodeBuffer:
         self._memory = np.empty(0, dtype=np.uint8)
 
     def open(self, row: RgbRow) -> Rgb:
-        """Return where to decode a clip: its row of the batch, or this buffer if values must be converted afterwards."""
+        """Return where to decode a clip: its row of the batch, or this buffer if values are converted afterwards."""
         layout = row.layout
         if layout.as_decoded:
             return Rgb(layout.view(row.memory), layout.fast)
