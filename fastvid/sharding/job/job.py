@@ -91,10 +91,6 @@ class JobReport:
         return Counter(Reason(reason) for reason in self.ledger["reason"].to_pylist() if reason is not None)
 
 
-class NothingPackedError(JobError):
-    """All sources of a job were rejected."""
-
-
 Commit = Callable[[ShardWork, Sequence[Part], str], pa.Table]
 """Commits the shards of a job, and returns the ledger rows of its sources; the text is the name of the command."""
 
@@ -109,7 +105,7 @@ def commit_job(work: ShardWork, parts: Sequence[Part], command: str) -> pa.Table
     shards = shard_records(parts, work.profile)
     if not shards:
         reasons = Counter(ledger["reason"].to_pylist()).most_common()
-        raise NothingPackedError(
+        raise JobError(
             f"none of {ledger.num_rows} sources could be packed: "
             + ", ".join(f"{count} {reason}" for reason, count in reasons),
             file=storage.url,
@@ -153,8 +149,9 @@ def run(
                 return JobReport(storage.url, rows, work.found.ignored, how.mine)
             try:
                 ledger = commit(work, parts, how.command)
-            except NothingPackedError:
-                job.end()  # the same command tries all sources again: servers and disks may answer then
+            except JobError:
+                if all(part.digest is None for part in parts):
+                    job.end()  # the same command tries all sources again: servers and disks may answer then
                 raise
         job.end()
         lease.end()
