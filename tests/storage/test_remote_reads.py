@@ -61,10 +61,12 @@ def test_lasting_fault_raises_within_the_patience(fault, caplog):
         server.files["a.bin"] = DATA
         storage = open_storage(server.url, options=options)
         server.faults.extend([fault] * 1000)
-        with pytest.raises(StorageError, match=r"\d+ attempts in \d+ s\) \[file=http://127.0.0.1:\d+/set/a.bin\]"):
+        told = r"(\d+) attempts in \d+ s\) \[file=http://127.0.0.1:\d+/set/a.bin\]"
+        with pytest.raises(StorageError, match=told) as caught:
             storage.read_into("a.bin", [(0, memoryview(bytearray(10)))])
-        tries = len(server.gets())
-        assert 3 <= tries <= 20
+        tries = int(re.search(told, str(caught.value))[1])
+        # One that stalls on a busy machine may not reach the server.
+        assert 3 <= len(server.gets()) <= tries <= 20
         # Each failure is logged once; the first ones, which may be transient, below the default log level.
         levels = [record.levelno for record in caplog.records]
         assert levels[:3] == [logging.INFO, logging.INFO, logging.WARNING]

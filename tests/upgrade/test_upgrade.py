@@ -83,7 +83,7 @@ def test_states_of_videos_that_were_indexed_again_are_refused(folder, told):
 
 
 def test_a_run_resumes_from_its_checkpoint(folder, told):
-    summary = json.loads(run("train", "recipe.py", "run.epochs=2"))
+    summary = json.loads(run("train", "recipe.py", "run.epochs=2", "--json"))
     assert summary["samples"] == 12
     rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if row["kind"] == "train"]

@@ -226,5 +226,5 @@ def test_other_tars_beside_are_refused(copy, tmp_path):
     del meta["dataset"]
     text = json.dumps(meta).encode().ljust(first.size)
     (folder / "zz.tar").write_bytes(data[: first.offset] + text + data[first.offset + first.size :])
-    with pytest.raises(UsageError, match="1 of 3 tars are not"):
+    with pytest.raises(UsageError, match="1 of 3 tars were not written by fastvid"):
         are_own([str(folder)])

@@ -89,7 +89,7 @@ def test_command_prints_the_estimate_and_writes_nothing(folder, tmp_path, capsys
     assert re.search(r"your 7 videos: .* kB \(±\d+ %\), .* s \(±\d+ %\) on \d+ cores?, 1 shard, .* of footage", text)
     assert not (tmp_path / "out").exists()
     assert main(["shard", str(folder)]) == 2
-    assert "name a folder with --out" in capsys.readouterr().err
+    assert "name it with --out" in capsys.readouterr().err
 
 
 def test_nothing_to_encode_is_an_error(folder, tmp_path):

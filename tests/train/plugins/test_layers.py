@@ -105,7 +105,7 @@ def test_a_model_may_name_its_layers():
 
 
 def test_a_model_without_blocks_is_refused():
-    with pytest.raises(UsageError, match="no parameter of the model has a number in its name") as error:
+    with pytest.raises(UsageError, match="no parameter has a number in its dotted name") as error:
         parameter_groups(nn.Linear(2, 2), replace(CONFIG, layer_decay=0.5))
     assert "parameter_layers()" in (error.value.hint or "")
     for decay in (0.0, 1.5):

@@ -137,5 +137,5 @@ def test_recomputed_blocks_drop_the_same_paths_again():
 def test_wrong_options_of_transformers_are_named():
     with pytest.raises(UsageError, match="VideoMAEConfig has no 'hidden_sise'"):
         zoo.build(NAME, 2, 4, hidden_sise=8)
-    with pytest.raises(UsageError, match="cannot make the VideoMAE"):
+    with pytest.raises(UsageError, match="cannot build VideoMAE"):
         zoo.build(NAME, 2, 4, pretrained="/nonexistent/weights")
