@@ -86,7 +86,7 @@ class Trace:
 
 def _file(frame: FrameType) -> str:
     name = frame.f_code.co_filename
-    return name[len(_ROOT) :] if name.startswith(_ROOT) else ""
+    return name[len(_ROOT) :].removesuffix(".py").replace("/", ".") if name.startswith(_ROOT) else ""
 
 
 class InProcess(local.LocalEngine):

@@ -21,12 +21,12 @@ REPOSITORY = Path(__file__).parents[1]
 BUDGET: Final[dict[str, int]] = {
     "format": 3_772,
     "decode": 2_460,
-    "media": 2_364,
+    "media": 2_362,
     "storage": 1_919,
     "videos": 804,
-    "sharding": 11_042,
-    "load": 6_223,
-    "train": 6_829,
+    "sharding": 11_048,
+    "load": 6_225,
+    "train": 6_831,
     "models": 1_167,
     "cli": 1_403,
     "report": 402,
@@ -34,7 +34,7 @@ BUDGET: Final[dict[str, int]] = {
     "demo": 367,
     "tune": 542,
     "root": 172,
-    "bench": 8_485,
+    "bench": 8_489,
     "examples": 553,
     "pipelines": 585,
     "docker": 199,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 52_802
+TESTS: Final = 52_806
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -8,6 +8,7 @@ and checksums. What cannot run or shows wrong frames is listed in `refused`, wit
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -40,7 +41,7 @@ _KEPT: Final = 32  # decoders, one for each video
 _AHEAD: Final = 8  # frames that ThreadedDecoder decodes ahead
 
 
-class Job:
+class Job(ABC):
     """Decodes clips of a corpus on a stream of its own and waits until they are there."""
 
     def __init__(self, corpus: Corpus, device: torch.device) -> None:
@@ -60,8 +61,16 @@ class Job:
             self.stream.synchronize()
         return found
 
+    @abstractmethod
     def decode(self, requests: Sequence[ClipRequest]) -> list[Any]:
-        """Decode one clip after another."""
+        """Decode clips to RGB: levels [3, T, h, w] each."""
+
+
+class ByClip(Job):
+    """Decodes one clip after another."""
+
+    def decode(self, requests: Sequence[ClipRequest]) -> list[Any]:
+        """See `Job`."""
         found = []
         for request in requests:
             wanted, places = np.unique(request.frames, return_inverse=True)
@@ -69,9 +78,9 @@ class Job:
             found.append(torch.stack([frames[place] for place in places.tolist()], 1))
         return found
 
+    @abstractmethod
     def frames(self, request: ClipRequest, wanted: list[int]) -> Sequence[Any]:
         """Return the crops of frames, in ascending order, uint8 [3, h, w] each."""
-        raise NotImplementedError
 
     def kept(self, name: str, request: ClipRequest, *own: Any, **reconfigured: int) -> Any:
         """Return PyNvVideoCodec's decoder of a name; there is one, with a cache, for all files."""
@@ -114,7 +123,7 @@ class Ours(Job):
         return list(map(levels_of, clips, outputs))
 
 
-class Simple(Job):
+class Simple(ByClip):
     """PyNvVideoCodec's ``SimpleDecoder``."""
 
     def frames(self, request: ClipRequest, wanted: list[int]) -> Sequence[Any]:
@@ -123,7 +132,7 @@ class Simple(Job):
         return [_cut(frame, request) for frame in decoder.get_batch_frames_by_index(wanted)]
 
 
-class Threaded(Job):
+class Threaded(ByClip):
     """PyNvVideoCodec's ``ThreadedDecoder``, which decodes ahead from the first wanted frame to the last."""
 
     def frames(self, request: ClipRequest, wanted: list[int]) -> Sequence[Any]:
@@ -140,7 +149,7 @@ class Threaded(Job):
         return found
 
 
-class Torchcodec(Job):
+class Torchcodec(ByClip):
     """torchcodec's ``VideoDecoder`` on CUDA, from memory; kept open and exact, or opened for each clip."""
 
     def __init__(self, corpus: Corpus, device: torch.device, most: int) -> None:

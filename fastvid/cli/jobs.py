@@ -13,7 +13,7 @@ from fastvid.errors import UsageError, visible
 from fastvid.format.generations import read_generation
 from fastvid.format.schema import DATASET_JSON
 from fastvid.media.index_video import Proof
-from fastvid.media.reasons import MEANING, explain_note
+from fastvid.media.reasons import explain_note
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import duration, size, things
 from fastvid.sharding.change.add import add_sources
@@ -484,7 +484,7 @@ def summary(report: JobReport) -> str:
     if removed := sum(row["status"] == "removed" for row in rows):
         lines.append(f"{removed:8} removed")
     lines.append(f"{len(rejected):8} rejected")
-    lines += [f"{count:8}   {reason.value}: {MEANING[reason]}" for reason, count in sorted(report.rejected.items())]
+    lines += [f"{count:8}   {reason.value}: {reason.meaning}" for reason, count in sorted(report.rejected.items())]
     lines += [f"{count:8} ignored: {kind}" for kind, count in sorted(report.ignored.items())]
     # Each clip of a file has a row: count the bytes of the file once.
     bytes_in = sum({row["path"]: row["bytes_in"] or 0 for row in packed}.values())

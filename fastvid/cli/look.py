@@ -17,7 +17,7 @@ from fastvid.cli.command import forwards, write_file
 from fastvid.errors import StorageError, UsageError, visible
 from fastvid.format.schema import LEROBOT
 from fastvid.media.checks import CHECKS
-from fastvid.media.reasons import MEANING, Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.progress import Progress
 from fastvid.runtime.values import count, duration, json_text, padded, percent, size, text_width, things
 from fastvid.sharding.change.takedown import Receipt, audit_removals
@@ -156,7 +156,7 @@ def _ledger(summary: Summary) -> list[str]:
     if summary.duplicates:
         lines.append(" " * _NAME + f"{count(summary.duplicates):>6} duplicate: the same bytes as an earlier source")
     for reason, number in summary.rejected.most_common():
-        meaning = MEANING[Reason(reason)] if reason in set(Reason) else ""
+        meaning = Reason(reason).meaning if reason in set(Reason) else ""
         lines.append(" " * _NAME + f"{count(number):>6} {reason}: {meaning}")
     return lines
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Final
 
 
 class Reason(StrEnum):
@@ -54,9 +53,6 @@ class Reason(StrEnum):
     VERIFY_FAILED = "verify-failed", "the encoded sample does not pass verification"
     NO_INDEX = "no-index", "its packets cannot be used unchanged; re-encode it with a profile"
 
-
-MEANING: Final = {reason: reason.meaning for reason in Reason}
-"""A one-line explanation of each reason."""
 
 NOTES: dict[str, str] = {
     "whole": "clips are right, but slow: decoding begins at the first packet; `fastvid shard` makes them fast",

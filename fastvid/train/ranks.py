@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -57,6 +57,8 @@ from fastvid.runtime.processes import World, is_dead, namespace
 from fastvid.runtime.values import sha256
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _POLL_S: Final = 0.5
 
@@ -126,18 +128,14 @@ class Peers:
             self._tell({"reason": reason})
             if isinstance(error, FastvidError) and self._rank:
                 # All ranks may fail with this error at once, and rank 0 prints it: then this rank need not.
-                deadline = time.monotonic() + _PATIENCE_S
-                while not (first := self._told(0)) and time.monotonic() < deadline:
-                    time.sleep(_PAUSE_S)
+                first = _wait(lambda: self._told(0), time.monotonic() + _PATIENCE_S)
                 error.is_told = first.get("reason") == reason
             return error
         deadline = time.monotonic() + _PATIENCE_S
-        while not (lost := self._lost()) and time.monotonic() < deadline:
-            time.sleep(_PAUSE_S)
+        lost = _wait(self._lost, deadline)
         self._tell({"lost": lost})
-        # Rank 0 may serve the store, so it waits until the others have written to it.
-        while self._rank == 0 and self._untold(lost) and time.monotonic() < deadline:
-            time.sleep(_PAUSE_S)
+        if self._rank == 0:  # it may serve the store, so it waits until the others have written to it
+            _wait(lambda: not self._untold(lost), deadline)
         if lost:
             return WorkerError(
                 f"rank {self._rank} cannot continue: " + "; ".join(lost.values()),
@@ -185,6 +183,13 @@ class Peers:
 
 # Process states in /proc/PID/stat, see proc(5).
 _STATES: Final = {"Z": "has died", "X": "has died", "T": "is stopped", "t": "is stopped"}
+
+
+def _wait(until: Callable[[], T], deadline: float) -> T:
+    """Call a function until it returns something true or the deadline has passed; return what it returned last."""
+    while not (found := until()) and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)
+    return found
 
 
 def _end_of(place: Mapping[str, Any]) -> str:

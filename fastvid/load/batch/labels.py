@@ -308,7 +308,7 @@ class RowAnnotations:
 
         `samples`: sample of each row, int64 [B]; MASKED for padding. `draws`: the random numbers of each row.
         """
-        rows = [None if sample == MASKED else sample for sample in samples.tolist()]
+        rows = _numbered(samples)
         made: dict[str, Any] = {
             "fields": {
                 name: tuple(None if row is None else column[row].as_py() for row in rows)
@@ -318,7 +318,7 @@ class RowAnnotations:
         if self.text is not None:
             # Word 0 chooses and word 1 drops, so that drop= does not change which texts are chosen.
             numbers = draws.uniform(Purpose.TEXT, 2).tolist()
-            owners = [None if sample == MASKED else sample for sample in self._owners(samples).tolist()]
+            owners = _numbered(self._owners(samples))
             made["text"] = tuple(self.text.row(owner, *drawn) for owner, drawn in zip(owners, numbers, strict=True))
         if self.mixture is not None:
             made["dataset"] = tuple("" if row is None else self.mixture.name_of(row) for row in rows)
@@ -327,6 +327,11 @@ class RowAnnotations:
     def _owners(self, samples: IntArray) -> IntArray:
         """Return the sample of each row, int64 [B]; of `EveryFrame` that of the item. MASKED stays."""
         return samples if self.items is None else np.where(samples == MASKED, MASKED, self.items.place(samples)[0])
+
+
+def _numbered(samples: IntArray) -> list[int | None]:
+    """Return sample numbers as a list, with None for MASKED."""
+    return [None if sample == MASKED else sample for sample in samples.tolist()]
 
 
 SignalsAsked = Mapping[str, Deltas | None] | Sequence[str]

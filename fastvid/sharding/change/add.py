@@ -58,11 +58,17 @@ from fastvid.storage.urls import copy_file, sha256_of
 
 
 def known_sources(storage: Storage, generation: Generation) -> dict[str, Row]:
-    """Return the ledger's row of every source, by name. If there is no ledger, write one from the annotations first."""
+    """Return the ledger's row of every source, by name; without a ledger, rows made of the annotations."""
+    names = ["source_id", "path", "status", "bytes_in", "source_sha256", "source_tag", "key", "reason", "seconds"]
+    is_there = storage.exists(schema.LEDGER)
+    table = ledger.read_ledger(storage)[0] if is_there else ledger.rows_table(ledger.ledger_rows(storage, generation))
+    return {row["source_id"]: row for row in table.select(names).to_pylist()}
+
+
+def keep_ledger(storage: Storage, generation: Generation) -> None:
+    """Write a ledger of the annotations if the dataset has none."""
     if not storage.exists(schema.LEDGER):
         ledger.write_ledger(storage, ledger.ledger_rows(storage, generation), {})
-    names = ["source_id", "path", "status", "bytes_in", "source_sha256", "source_tag", "key", "reason", "seconds"]
-    return {row["source_id"]: row for row in ledger.read_ledger(storage)[0].select(names).to_pylist()}
 
 
 def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> tuple[int, pa.Table]:
@@ -258,6 +264,8 @@ def add_sources(
         every = gather_sources(sources, annotations, **looking, rate=settings.profile.fps)
         if prefix is not None:
             every = replace(every, sources=assign_keys([source.below(prefix) for source in every.sources]))
+        if not dry_run:
+            keep_ledger(storage, generation)
         before, table = known_sources(storage, generation), read_annotations(storage, generation)
         shown = set(table.filter(pc.invert(table["removed"]))["source_id"].to_pylist())
         gone.extend(_left(before, every, shown, given["sources"]) if sync else ())

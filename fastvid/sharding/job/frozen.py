@@ -62,10 +62,10 @@ def starting(
     """
     given = given_sources(sources, annotations, **looking)
     gather = partial(gather_sources, sources, annotations, **looking)
-    if part is not None or not isinstance(storage, LocalStorage) or Staging(storage).job() is not None:
-        return lambda: start_work(storage, given, part, gather, make)
-    found = gather()
-    return lambda: start_work(storage, given, part, lambda: found, make)
+    if part is None and isinstance(storage, LocalStorage) and Staging(storage).job() is None:
+        found = gather()
+        return partial(start_work, storage, given, part, lambda: found, make)
+    return partial(start_work, storage, given, part, gather, make)
 
 
 def start_work(

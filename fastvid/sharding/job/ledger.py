@@ -18,7 +18,7 @@ from fastvid.errors import ConflictError, FormatError, UsageError
 from fastvid.format.generations import Generation, read_annotations
 from fastvid.format.schema import BLOCKED, LEDGER, LEDGER_PARTS, LEDGER_SCHEMA, from_parquet, to_parquet
 from fastvid.format.tar import TarDigest
-from fastvid.media.reasons import MEANING, Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import as_type
 from fastvid.sharding.sources.sources import Source, bare_tag, public_path
@@ -99,7 +99,7 @@ def blocked_row(digest: str) -> Row:
     return _nameless(f"{_GONE}{digest[:_ID_DIGITS]}", digest) | {
         "status": "rejected",
         "reason": Reason.BLOCKED.value,
-        "message": MEANING[Reason.BLOCKED],
+        "message": Reason.BLOCKED.meaning,
     }
 
 

@@ -456,7 +456,8 @@ class Job:
                 else:
                     self._missing[shard] -= 1
                     self.progress.take(1, rejected=int(outcome.reason is not None))
-                    self.reasons.update([outcome.reason] if outcome.reason else ())
+                    if outcome.reason is not None:
+                        self.reasons[outcome.reason] += 1
 
     def _finished(self, shard: int) -> Part | None:
         """Return the record of a finished shard; None if its file is missing, as in an incomplete copy of a folder."""
@@ -474,9 +475,9 @@ class Job:
         if outcome.reason is not None:
             source = self.shards[shard][slot]
             _LOG.warning("%s: %s: %s", encode_name(source.id), outcome.reason.value, outcome.message)
+            self.reasons[outcome.reason] += 1
         self._missing[shard] -= 1
         self.progress.advance(rejected=outcome.reason is not None)
-        self.reasons.update([outcome.reason] if outcome.reason else ())
         self._settle(shard, packer)
 
     def _settle(self, shard: int, packer: ThreadPoolExecutor) -> None:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from fastvid.errors import FastvidError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
-from fastvid.media.reasons import MEANING, Reason
+from fastvid.media.reasons import Reason
 from fastvid.report.charts import COLOURS
 from fastvid.report.page import Markup, Section, asset, card, definitions, document, figures, grid, row, table, text
 from fastvid.runtime.processes import available_cores
@@ -357,7 +357,7 @@ def _row(entry: dict[str, Any]) -> Markup:
     kind, meaning = ("ok", "") if entry["status"] == "packed" else ("tag", "taken down, or a dropped duplicate")
     if reason is not None:
         kind = "no"
-        meaning = MEANING[Reason(reason)] if reason in set(Reason) else "a reason unknown to this version of fastvid"
+        meaning = Reason(reason).meaning if reason in set(Reason) else "a reason unknown to this version of fastvid"
     pill = f'<span class="pill {kind}" data-tip="{text(meaning)}">{text(reason or entry["status"])}</span>'
     notes = "".join(f'<span class="pill tag">{text(warning)}</span>' for warning in entry["warnings"] or ())
     if entry["message"]:

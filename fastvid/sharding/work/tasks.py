@@ -20,7 +20,7 @@ from typing import IO, Any, Final, TypeVar
 from fastvid.errors import FastvidError, FormatError, SourceError, StorageError
 from fastvid.media.ffmpeg import Limits, no_space, temporary_file
 from fastvid.media.probe import OpenSource, open_source
-from fastvid.media.reasons import MEANING, Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.processes import pack, unpack
 from fastvid.runtime.values import as_type
 from fastvid.sharding.sources.inside import put_together
@@ -150,7 +150,7 @@ def failure(task: SourceTask, error: SourceError | MemoryError) -> Outcome:
 def refuse_blocked(digest: str, blocked: Collection[str]) -> None:
     """Raise SourceError for a source whose SHA-256 is on the dataset's block list."""
     if digest in blocked:
-        raise SourceError(MEANING[Reason.BLOCKED], reason=Reason.BLOCKED)
+        raise SourceError(Reason.BLOCKED.meaning, reason=Reason.BLOCKED)
 
 
 def group_by_file(tasks: Iterable[SourceTask]) -> Iterator[list[SourceTask]]:

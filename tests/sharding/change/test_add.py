@@ -145,6 +145,11 @@ def test_a_file_of_the_same_size_is_compared_by_its_bytes(tmp_path, caplog):
     done = add_sources(store.url, str(videos), workers=1)
     assert (done.known, done.changed, done.generation) == (2, [], 1)
     assert {row["source_tag"] for row in read_ledger(store)[0].to_pylist()} == {"modified-1"}
+    content = store.read("ledger.parquet")
+    store.delete("ledger.parquet")
+    assert add_sources(store.url, str(videos), workers=1, dry_run=True).known == 2
+    assert not store.exists("ledger.parquet")
+    store.write("ledger.parquet", content)
     data = bytearray(video.read_bytes())
     data[-1] ^= 1  # in the encoder's name
     video.write_bytes(data)
