@@ -57,6 +57,7 @@ def parts(clips: int, lines: Sequence[int]) -> list[Part]:
         ]
     # NVDEC codes 342x256 as 352x256 and 1080 lines as 1088: decoders crop them, and some forget to.
     small = lines[0]
+    found.append(Part(f"tiles-{small}", "tiles", small, max(1, clips // 3)))
     odd = (small * 4 // 3 // 2 * 2 + (2 if small * 4 // 3 % 2 else 0), small)
     high = (lines[-1] * 8 // 3, lines[-1] * 3 // 2)
     return [

@@ -123,7 +123,7 @@ _BUILT_IN = (
         name="dali-gpu",
         target="fastvid.decode.dali:DaliGpuDecoder",
         device="cuda",
-        codecs=frozenset({Codec.H264, Codec.HEVC, Codec.VP9}),
+        codecs=frozenset({Codec.H264, Codec.HEVC, Codec.VP9, Codec.MJPEG}),
         install="fastvid-toolkit[dali-cuda13]",
     ),
     Backend(

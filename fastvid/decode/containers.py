@@ -190,6 +190,12 @@ class WrappedClip:
         """Whether the output shows each unique frame once, in the order of the container."""
         return len(self.index) == len(self.positions) and bool((np.diff(self.index) > 0).all())
 
+    def pictures(self) -> list[UInt8Array]:
+        """Return the packets of the wanted frames, for decoders of single pictures, uint8 [bytes] each."""
+        data, order = np.frombuffer(self.clip.data, np.uint8), np.argsort(self.clip.shows)[self.positions]
+        starts, sizes = self.clip.starts[order].tolist(), self.clip.sizes[order].tolist()
+        return [data[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
 
 def wrap(clip: EncodedClip, decoder: str, codecs: Set[Codec]) -> WrappedClip:
     """Wrap a clip in a container, after the checks that decoders of containers do not make themselves.

@@ -1,9 +1,12 @@
-"""The DALI back-end: decodes planned packets, wrapped in minimal MP4s, with ``fn.decoders.video``.
+"""The DALI back-end: decodes planned packets, wrapped in minimal MP4s, with ``fn.decoders.video``; JPEG one by one.
 
 On a GPU each decoder has its own DALI pipeline, whose operator decodes as many clips at once as it has threads, on a
 CUDA stream of its own. The same graph runs on a CPU, where DALI 2.4 decodes VP8, VP9 and MJPEG; H.264 and HEVC need a
 GPU. DALI's operators crop, resize, flip and lay out the frames in the same pipeline. This has not been run on a GPU:
 ``python -m bench gpu`` measures which numbers of pipelines and threads are best.
+
+On a GPU the pictures of MJPEG, whole or cut to tiles, are decoded by nvJPEG through ``fn.decoders.image``, each as a
+sample of its own. It takes all as full range.
 
 Colours: DALI always converts with BT.601, so streams with other coefficients are rejected. It interpolates chroma:
 on a CPU it is 2 levels off the reference in `fastvid.decode.pixels` on average and at most 13 on a texture of smooth
@@ -34,9 +37,9 @@ from fastvid.decode.containers import WrappedClip, wrap
 from fastvid.decode.device_stream import DeviceStream
 from fastvid.decode.request import DecoderOutput, DeviceRgb, EncodedClip, Rgb
 from fastvid.decode.upright import ThreadDecoder
-from fastvid.errors import FastvidError, UsageError
+from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
-from fastvid.format.schema import Codec
+from fastvid.format.schema import Codec, Range
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +51,7 @@ _Pipeline: Any = nvidia.dali.pipeline.Pipeline
 # Levels of overwritten frames. A frame may really be grey of the first level; it does not change to the second one.
 _MARK: Final = 0x5A
 _OTHER_MARK: Final = 0xA5
+_PICTURES: Final = 64  # JPEG pictures of one run: eight clips of eight frames
 _UNWRITTEN: Final = "DALI did not write frame {}: NVDEC's parser dropped its picture"
 
 
@@ -66,7 +70,7 @@ class DaliCpuDecoder(ThreadDecoder):
         self.max_clips = max_clips
         self._num_threads = num_threads
         self._stream: DeviceStream | None = None
-        self._graphs: dict[bool, _Graph] = {}
+        self._graphs: dict[tuple[bool, bool], _Graph | _Pictures] = {}
 
     def _decode_all(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
         results: list[FastvidError | None] = [None] * len(clips)
@@ -77,10 +81,10 @@ class DaliCpuDecoder(ThreadDecoder):
             except FastvidError as error:
                 results[number] = clip.error(error.message, hint=error.hint)
         with nullcontext() if self._stream is None else self._stream.writing(outputs):
-            for resized in (False, True):
-                group = [number for number, sample in wrapped.items() if sample.resized is resized]
+            for kind in ((resized, pictures) for resized in (False, True) for pictures in (False, True)):
+                group = [number for number, sample in wrapped.items() if self._kind(sample) == kind]
                 for first in range(0, len(group), self.max_clips):
-                    self._run(resized, group[first : first + self.max_clips], wrapped, outputs, results)
+                    self._run(kind, group[first : first + self.max_clips], wrapped, outputs, results)
         return results
 
     def _release(self) -> None:
@@ -89,39 +93,45 @@ class DaliCpuDecoder(ThreadDecoder):
     def _wrap(self, clip: EncodedClip) -> WrappedClip:
         return wrap(clip, f"DALI on a {self.device}", self.codecs)
 
+    def _kind(self, sample: WrappedClip) -> tuple[bool, bool]:
+        """Return whether a sample is resized, and whether its pictures are decoded one by one."""
+        return sample.resized, self._stream is not None and sample.clip.info.codec is Codec.MJPEG
+
     def _run(
         self,
-        resized: bool,
+        kind: tuple[bool, bool],
         numbers: Sequence[int],
         wrapped: dict[int, WrappedClip],
         targets: Sequence[Any],
         results: list[FastvidError | None],
     ) -> None:
         """Decode some clips in one run; if the run fails, repeat it clip by clip. Errors go to `results`."""
-        graph = self._graphs.pop(resized, None)
+        graph = self._graphs.pop(kind, None)
         try:
             if graph is None:
-                graph = _Graph(resized, self.max_clips, self._num_threads, self._stream)
+                resized, pictures = kind
+                clips = _PICTURES if pictures else self.max_clips
+                graph = (_Pictures if pictures else _Graph)(resized, clips, self._num_threads, self._stream)
             errors = graph.run([wrapped[number] for number in numbers], [targets[number] for number in numbers])
         except RuntimeError as error:
             if len(numbers) == 1:
                 results[numbers[0]] = wrapped[numbers[0]].clip.error(_reason(error))
                 return
             for number in numbers:
-                self._run(resized, [number], wrapped, targets, results)
+                self._run(kind, [number], wrapped, targets, results)
             return
         # Keep the graph only after a run without an exception: otherwise its pipeline is invalid.
-        self._graphs[resized] = graph
+        self._graphs[kind] = graph
         for number, message in zip(numbers, errors, strict=True):
             if message is not None:
                 results[number] = wrapped[number].clip.error(message)
 
 
 class DaliGpuDecoder(DaliCpuDecoder):
-    """Decodes batches of clips with NVDEC and leaves the frames on the GPU."""
+    """Decodes batches of clips with NVDEC or nvJPEG and leaves the frames on the GPU."""
 
     outputs = frozenset({DeviceRgb})
-    codecs = frozenset({Codec.H264, Codec.HEVC, Codec.VP9})
+    codecs = frozenset({Codec.H264, Codec.HEVC, Codec.VP9, Codec.MJPEG})
     device = "gpu"
 
     def __init__(self, *, max_clips: int = 4, num_threads: int | None = None, device_id: int | None = None) -> None:
@@ -139,7 +149,10 @@ class DaliGpuDecoder(DaliCpuDecoder):
         return engines.engines(engines.gpu_index(device_id))
 
     def _wrap(self, clip: EncodedClip) -> WrappedClip:
-        _warn_if_padded(clip.info)
+        if clip.info.codec is not Codec.MJPEG:
+            _warn_if_padded(clip.info)
+        elif clip.info.range is Range.LIMITED:
+            raise DecodeError("nvJPEG takes all pictures as full range, the stream is limited", hint="use pyav")
         return super()._wrap(clip)
 
 
@@ -181,16 +194,8 @@ class _Graph:
         Returns for each sample None or its error message; if the target is on a device, the frames of each sample in
         DALI's memory, [U, h, w, 3]; and for each of these samples that has any, its frames of the level `mark` only.
         """
-        requests = [sample.clip.request for sample in samples]
-        boxes = [request.box for request in requests]
-        feed = self._pipeline.feed_input
-        feed("mp4", [np.frombuffer(sample.mp4, np.uint8) for sample in samples])
-        feed("positions", [sample.positions for sample in samples])
-        feed("corner", [np.array((box.y, box.x), np.float32) for box in boxes])
-        feed("extent", [np.array((box.height, box.width), np.float32) for box in boxes])
-        feed("flip", [np.array(request.flip, np.int32) for request in requests])
-        if self._resized:
-            feed("size", [np.array(request.size, np.float32) for request in requests])
+        _feed(self._pipeline, [np.frombuffer(sample.mp4, np.uint8) for sample in samples], samples, self._resized)
+        self._pipeline.feed_input("positions", [sample.positions for sample in samples])
         rgb, video = self._pipeline.run(None if self._stream is None else self._stream.stream.cuda_stream)
         on_host = isinstance(targets[0], Rgb)
         view = np.asarray if on_host else _tensor
@@ -218,6 +223,44 @@ class _Graph:
         return errors, [] if on_host else videos, marked
 
 
+class _Pictures:
+    """One persistent DALI pipeline for JPEG on a GPU: takes pictures, and returns uint8 [3, H, W] for each."""
+
+    def __init__(self, resized: bool, most: int, num_threads: int, stream: DeviceStream) -> None:
+        self._resized, self._most, self._stream = resized, most, stream
+        self._pipeline = _pipeline(resized, most, num_threads, stream.device.index, pictures=True)
+
+    def run(self, samples: Sequence[WrappedClip], targets: Sequence[DeviceRgb]) -> list[str | None]:
+        """Decode samples into their targets; an undecodable picture is an exception of the pipeline."""
+        pictures = [
+            (sample, target, np.flatnonzero(sample.index == number).tolist(), data)
+            for sample, target in zip(samples, targets, strict=True)
+            for number, data in enumerate(sample.pictures())
+        ]
+        for first in range(0, len(pictures), self._most):
+            owners, outputs, places, data = zip(*pictures[first : first + self._most], strict=True)
+            _feed(self._pipeline, data, owners, self._resized)
+            (rgb,) = self._pipeline.run(self._stream.stream.cuda_stream)
+            for at, (output, shown) in enumerate(zip(outputs, places, strict=True)):
+                frame = _tensor(rgb.at(at))
+                for place in shown:
+                    output.data[:, place].copy_(frame, non_blocking=True)
+        return [None] * len(samples)
+
+
+def _feed(pipeline: Any, data: Sequence[Any], samples: Sequence[WrappedClip], resized: bool) -> None:
+    """Give a pipeline the bytes of its next run, and the crop of the clip that each belongs to."""
+    requests = [sample.clip.request for sample in samples]
+    boxes = [request.box for request in requests]
+    feed = pipeline.feed_input
+    feed("data", data)
+    feed("corner", [np.array((box.y, box.x), np.float32) for box in boxes])
+    feed("extent", [np.array((box.height, box.width), np.float32) for box in boxes])
+    feed("flip", [np.array(request.flip, np.int32) for request in requests])
+    if resized:
+        feed("size", [np.array(request.size, np.float32) for request in requests])
+
+
 def _deliver(frames: Any, sample: WrappedClip, target: DeviceRgb, mark: int) -> Any:
     """Copy frames, uint8 [3, U, H, W], on the device; return which have only the level `mark`, bool [U]."""
     import torch
@@ -234,8 +277,11 @@ def _overwrite(videos: Sequence[Any], mark: int) -> None:
         video.fill_(mark)
 
 
-def _pipeline(resized: bool, max_clips: int, num_threads: int, device_id: int | None) -> Any:
-    """Build a pipeline that returns uint8 [3, U, H, W], and the uncropped frames as decoded, [U, h, w, 3]."""
+def _pipeline(resized: bool, max_clips: int, num_threads: int, device_id: int | None, *, pictures: bool = False) -> Any:
+    """Build a pipeline that returns uint8 [3, U, H, W], and the uncropped frames as decoded, [U, h, w, 3].
+
+    `pictures`: its samples are JPEG pictures; then it returns uint8 [3, H, W] alone.
+    """
     pipeline = _Pipeline(
         batch_size=max_clips,
         num_threads=num_threads,
@@ -246,10 +292,13 @@ def _pipeline(resized: bool, max_clips: int, num_threads: int, device_id: int | 
     # The GPU's operator has a pool of `num_threads` threads, which it would pin to cores that all decoders share.
     where = {"device": "cpu"} if device_id is None else {"device": "mixed", "affine": False}
     with pipeline:
-        mp4 = _fn.external_source(name="mp4", dtype=_types.UINT8, ndim=1)
-        positions = _fn.external_source(name="positions", dtype=_types.INT32, ndim=1)
-        # Without pad_mode="none" a missing frame would silently be black.
-        video = _fn.decoders.video(mp4, frames=positions, pad_mode="none", **where)
+        data = _fn.external_source(name="data", dtype=_types.UINT8, ndim=1)
+        if pictures:
+            video = _fn.decoders.image(data, adjust_orientation=False, **where)
+        else:
+            positions = _fn.external_source(name="positions", dtype=_types.INT32, ndim=1)
+            # Without pad_mode="none" a missing frame would silently be black.
+            video = _fn.decoders.video(data, frames=positions, pad_mode="none", **where)
         corner = _fn.external_source(name="corner", dtype=_types.FLOAT, ndim=1)
         extent = _fn.external_source(name="extent", dtype=_types.FLOAT, ndim=1)
         flip = _fn.external_source(name="flip", dtype=_types.INT32, ndim=0)
@@ -264,9 +313,10 @@ def _pipeline(resized: bool, max_clips: int, num_threads: int, device_id: int | 
                 antialias=True,
             )
         else:
-            cut = _fn.slice(video, corner, extent, axes=(1, 2), normalized_anchor=False, normalized_shape=False)
-        rgb = _fn.crop_mirror_normalize(cut, mirror=flip, output_layout="CFHW", dtype=_types.UINT8)
-        pipeline.set_outputs(rgb, video)
+            cut = _fn.slice(video, corner, extent, axis_names="HW", normalized_anchor=False, normalized_shape=False)
+        layout = "CHW" if pictures else "CFHW"
+        rgb = _fn.crop_mirror_normalize(cut, mirror=flip, output_layout=layout, dtype=_types.UINT8)
+        pipeline.set_outputs(*((rgb,) if pictures else (rgb, video)))
     pipeline.build()
     return pipeline
 

@@ -9,7 +9,7 @@ from tests.conformance.suite import Conformance, Tolerance
 
 class TestDaliGpu(Conformance):
     name = "dali-gpu"
-    encodings = ("compact", "intra", "vp9", "hevc", "pyramid")
+    encodings = ("compact", "intra", "vp9", "hevc", "pyramid", "mjpeg")
     kinds = (DeviceRgb,)
     size = (144, 160)  # the least that NVDEC decodes of HEVC
     # Those of the same graph on a CPU; a GPU's are not measured.

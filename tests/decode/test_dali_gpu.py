@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,11 +14,16 @@ pytest.importorskip("nvidia.dali")
 
 from fastvid.decode import dali, engines
 from fastvid.decode.backends import backend
-from fastvid.decode.request import Box, DeviceRgb, Rgb
+from fastvid.decode.clips import read_clip, reader_of
+from fastvid.decode.request import Box, ClipRequest, DeviceRgb, Rgb
 from fastvid.errors import DecodeError
-from fastvid.format.schema import Codec
+from fastvid.format.mp4 import index_mp4
+from fastvid.format.packets import PacketTable
+from fastvid.format.schema import Codec, StreamFlag
+from fastvid.sharding.encode.profiles import PROFILES
 from tests import fake_cuda
-from tests.conformance.outputs import arrays, decoded, empties, empty, numbers
+from tests.conformance.outputs import arrays, decoded, empties, empty, numbers, read
+from tests.sharding.shardtools import encode, make
 
 
 class Twin:
@@ -29,9 +35,9 @@ class Twin:
         runs: How often it ran.
     """
 
-    def __init__(self, cuda, build, *settings):
+    def __init__(self, cuda, build, *settings, pictures=False):
         *rest, _gpu = settings
-        self.pipeline, self.cuda, self.settings = build(*rest, None), cuda, settings
+        self.pipeline, self.cuda, self.settings = build(*rest, None, pictures=pictures), cuda, settings
         self.dropped, self.grey, self.runs, self.memory = (), None, 0, {}
         self.feed_input = self.pipeline.feed_input
 
@@ -50,15 +56,33 @@ class Twin:
         return [SimpleNamespace(at=output.__getitem__) for output in outputs]
 
 
+class PictureTwin(Twin):
+    """The same for JPEG pictures, whose output lies in the memory of the run before."""
+
+    def run(self, handle):
+        self.runs += 1
+        (stream,) = [one for one in self.cuda.streams if one.cuda_stream == handle]
+        (pictures,) = self.pipeline.run()
+        with self.cuda.stream(stream):
+            for place in range(len(pictures)):
+                rgb = torch.from_numpy(np.asarray(pictures.at(place)).copy())
+                reused = self.memory.get(place)
+                if reused is None or reused.shape != rgb.shape:
+                    self.memory[place] = self.cuda.wrap(rgb, stream.index).add_(0)
+                else:
+                    reused.copy_(rgb)
+        return [SimpleNamespace(at=self.memory.__getitem__)]
+
+
 @pytest.fixture
 def twins(monkeypatch):
     """Let decoders of a GPU build twins; returns them."""
     cuda, made, build = fake_cuda.install(monkeypatch), [], dali._pipeline
 
-    def pipeline(*settings):
+    def pipeline(*settings, pictures=False):
         if settings[-1] is None:
-            return build(*settings)
-        made.append(Twin(cuda, build, *settings))
+            return build(*settings, pictures=pictures)
+        made.append((PictureTwin if pictures else Twin)(cuda, build, *settings, pictures=pictures))
         return made[-1]
 
     monkeypatch.setattr(dali, "_pipeline", pipeline)
@@ -178,3 +202,61 @@ def test_machine_whose_gpu_fails_says_why(monkeypatch):
     why = backend("dali-gpu").why_unavailable(0)
     assert why == "check of decoder 'dali-gpu' failed: RuntimeError: CUDA error: out of memory"
     assert torch.cuda.is_available()
+
+
+def test_jpeg_pictures_are_decoded_one_by_one(decoder, twins, videos, monkeypatch):
+    monkeypatch.setattr(dali, "_PICTURES", 5)  # fewer than the pictures of a call, so that memory is used again
+    painted, textured = videos.painted("mjpeg"), videos.textured("mjpeg")
+    for frames in ([7, 60, 7, 3], [69, 0], list(range(12))):
+        assert numbers(decoder, painted.clip(frames), DeviceRgb, "cuda:1") == frames
+    host = backend("pyav").open()
+    crops = [{}, {"size": (48, 80), "flip": True}, {"box": Box(14, 34, 50, 98)}]
+    clips = [textured.clip([9, 3, 9], **crop) for crop in crops]
+    outputs = [empty(clip, DeviceRgb, "cuda:1") for clip in clips]
+    twins.cuda.syncs.clear()
+    assert decoder.decode(clips, outputs) == [None] * len(clips)
+    assert not [what for _, what in twins.cuda.syncs if what.startswith("device")]
+    for clip, output in zip(clips, outputs, strict=True):
+        off = np.abs(arrays(output)[0].astype(int) - arrays(decoded(host, clip, Rgb))[0])
+        assert off.mean() < backend("dali-gpu").bound
+    assert {one.settings[1:] for one in twins.made} == {(5, 4, 1)}
+
+
+def test_jpeg_tiles_that_a_crop_shows_are_those_of_the_whole_pictures(decoder, twins, tmp_path):
+    pytest.importorskip("PIL.Image", reason="tiles are written by Pillow")
+    source = make(tmp_path / "a.mp4", size="192x96", frames=6)
+    data = encode(source, replace(PROFILES["tiles"], short_side=96, multiple=2))[0]
+    info, records = index_mp4(data, conforms=True)
+    request = ClipRequest(0, np.array([4, 1]), Box(36, 70, 40, 50), (40, 50))
+    cut, whole = (
+        read_clip(request, replace(info, flags=flags), PacketTable(records), reader_of(data))
+        for flags in (info.flags, StreamFlag.NONE)
+    )
+    assert (cut.info.height, cut.info.width) == (48, 64)
+    found = [arrays(decoded(decoder, clip, DeviceRgb, "cuda:1"))[0] for clip in (cut, whole)]
+    assert (found[0] == found[1]).all()
+
+
+def test_a_broken_jpeg_fails_alone_and_limited_range_is_refused(decoder, twins, videos):
+    painted = videos.painted("mjpeg")
+    clips = [painted.clip([number]) for number in (3, 4, 5)]
+    start, size = int(clips[1].starts[0]), int(clips[1].sizes[0])
+    clips[1].data[start + size // 2 : start + size] = bytes(size - size // 2)
+    outputs = [empty(clip, DeviceRgb, "cuda:1") for clip in clips]
+    errors = decoder.decode(clips, outputs)
+    assert [error is None for error in errors] == [True, False, True]
+    assert read(outputs[0]) + read(outputs[2]) == [3, 5]
+    clip = videos.painted("mjpeg-limited").clip([3])
+    (error,) = decoder.decode([clip], [empty(clip, DeviceRgb, "cuda:1")])
+    assert "nvJPEG takes all pictures as full range" in str(error)
+
+
+@pytest.mark.parametrize("resized", [False, True])
+def test_graph_of_jpeg_pictures_on_a_gpu_is_defined(resized, monkeypatch):
+    asked = []
+    image = dali._fn.decoders.image
+    monkeypatch.setattr(dali._fn.decoders, "image", lambda *a, **kw: asked.append(kw) or image(*a, **kw))
+    monkeypatch.setattr(dali._Pipeline, "build", lambda self: None)
+    pipeline = dali._pipeline(resized, 64, 5, 0, pictures=True)
+    assert asked == [{"device": "mixed", "affine": False, "adjust_orientation": False}]
+    assert (pipeline.max_batch_size, pipeline.num_threads, pipeline.device_id) == (64, 5, 0)
