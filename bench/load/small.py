@@ -1,8 +1,9 @@
 """Measure small pictures by CPU: windows of frames, as robots and world models take them, against JPEGs in Lance.
 
-Real videos are cropped and scaled to squares. fastvid shards them with the profile `small`; Lance has each frame as a
-JPEG of quality 95, decoded by libjpeg-turbo. One process and one thread; all deliver uint8 batches of the same windows.
-"Clip by clip" is the loader without its common pass over the clips of a batch.
+Real videos are cropped and scaled to squares; "rendered" ones show plain shapes that move. fastvid shards them with the
+profile `small`; Lance has each frame as a JPEG of quality 95, decoded by libjpeg-turbo. One process and one thread; all
+deliver uint8 batches of the same windows. A case is the side of the pictures in pixels, with "r" if they are rendered,
+and the CRF of fastvid's encoding: 96@16, 224r@21.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import argparse
 import itertools
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -20,15 +20,13 @@ import av
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 import fastvid
 from bench.common.footage import X264, shard
 from bench.common.harness import NEEDED, Record, options
 from bench.common.newest import use_newest
 from bench.common.rounds import in_turn, ranged, ratios, spread, timed
-from fastvid.decode.backends import Backend, backend
-from fastvid.decode.pyav import PyAvDecoder
 from fastvid.errors import FastvidError
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.runtime.arrays import UInt8Array
@@ -45,7 +43,7 @@ add_arguments = options(
     "cache rounds",
     json="small_pictures.json",
     footage=(Path, "real videos", NEEDED),
-    sides=([96, 224], "sides of the pictures in pixels"),
+    cases=(["96@18", "96@14", "224@18", "224@14", "224r@21"], "pictures and encodings"),
     videos=(24, "videos"),
     batch=(64, "windows per batch"),
     batches=(20, "batches per round"),
@@ -55,16 +53,17 @@ add_arguments = options(
 class Corpus:
     """The same pictures in each store."""
 
-    def __init__(self, args: argparse.Namespace, side: int) -> None:
+    def __init__(self, args: argparse.Namespace, case: str) -> None:
         import lance
         import pyarrow as pa
         import simplejpeg
 
-        self.side, self.batch, folder = side, args.batch, args.cache / f"small-{side}"
+        pictures, _, crf = case.partition("@")
+        self.side, self.batch, folder = int(pictures.rstrip("r")), args.batch, args.cache / f"small-{pictures}"
         raw, self.lance = folder / "raw", folder / "frames.lance"
         for number, source in enumerate(sorted(args.footage.glob("*.mp4"))[: args.videos]):
-            _scaled(source, raw / f"{number:03}.mp4", side)
-        self.dataset = fastvid.open(shard(raw, "small", folder))
+            _make(None if pictures.endswith("r") else source, raw / f"{number:03}.mp4", self.side, number)
+        self.dataset = fastvid.open(shard(raw, "small", folder, options=("--crf", crf), name=f"small-{crf}"))
         each = {path.stem: _pictures(path) for path in sorted(raw.glob("*.mp4"))}
         self.firsts = dict(zip(each, np.cumsum([0, *map(len, each.values())]).tolist(), strict=False))
         self.pictures = np.concatenate(list(each.values()))
@@ -80,9 +79,9 @@ class Corpus:
         frames, crop = fastvid.Deltas(_SECONDS), fastvid.CenterCrop(self.side)
         return {"frames": frames, "spatial": [crop], "output": fastvid.Output(dtype=torch.uint8)}
 
-    def loader(self, decoder: str | Backend) -> Windows:
+    def loader(self) -> Windows:
         """Yield the windows of a `ClipLoader`."""
-        items, workers = fastvid.EveryFrame(self.dataset), fastvid.Workers(num_threads=1, decoder=decoder)
+        items, workers = fastvid.EveryFrame(self.dataset), fastvid.Workers(num_threads=1)
         loader = fastvid.ClipLoader(items, global_batch_size=self.batch, workers=workers, **self._arguments())
         for batch in itertools.chain.from_iterable(itertools.repeat(loader)):
             yield batch["video"], self._rows(batch)
@@ -94,21 +93,29 @@ class Corpus:
         for batch in itertools.chain.from_iterable(itertools.repeat(loader)):
             yield batch["video"], self._rows(batch)
 
-    def jpegs(self) -> Windows:
-        """Yield random windows of Lance's frames."""
+    def jpegs(self, many: int) -> Windows:
+        """Yield random windows of Lance's frames, so many at once; more than one share the memory of all batches."""
         import lance
         import simplejpeg
 
         table, draws = lance.dataset(str(self.lance)), np.random.default_rng(0)
-        # At its best: one memory for all batches.
-        video = np.empty((self.batch, len(_SECONDS), self.side, self.side, 3), np.uint8)
+        shape = (many, len(_SECONDS), self.side, self.side, 3)
+        shared = np.empty(shape, np.uint8)
         while True:
-            rows = draws.integers(0, self.count - 16, (self.batch, 1)) + np.arange(0, 4 * 5, 5)[: len(_SECONDS)]
+            rows = draws.integers(0, self.count - 16, (many, 1)) + np.arange(0, 4 * 5, 5)[: len(_SECONDS)]
             rows = np.minimum(rows, self.count - 1)
+            video = shared if many > 1 else np.empty(shape, np.uint8)
             frames = itertools.chain.from_iterable(table.take(rows.ravel(), columns=["jpeg"])["jpeg"].chunks)
-            for jpeg, picture in zip(frames, video.reshape(-1, *video.shape[2:]), strict=True):
+            for jpeg, picture in zip(frames, video.reshape(-1, *shape[2:]), strict=True):
                 simplejpeg.decode_jpeg(jpeg.as_py(), buffer=picture)
             yield torch.from_numpy(video).permute(0, 4, 1, 2, 3), rows
+
+    def jpeg_items(self) -> Windows:
+        """Yield random windows of Lance's frames, each an item that a DataLoader without worker processes collates."""
+        items = ((video[0], rows[0]) for video, rows in self.jpegs(1))
+        while True:
+            video, rows = default_collate(list(itertools.islice(items, self.batch)))
+            yield video, rows.numpy()
 
     def _rows(self, batch: fastvid.Batch) -> npt.NDArray[np.int64]:
         """Return the number of each frame of a batch among all frames."""
@@ -130,14 +137,14 @@ def run(args: argparse.Namespace) -> int:
     """Measure each size and write the result."""
     use_newest(["lance", "simplejpeg"], args.cache)
     torch.set_num_threads(1)
-    record = Record("fastvid-small-pictures/1", args, "videos", "batch", "batches", "rounds", sizes={})
-    for side in args.sides:
-        corpus = Corpus(args, side)
+    record = Record("fastvid-small-pictures/2", args, "videos", "batch", "batches", "rounds", cases={})
+    for case in args.cases:
+        corpus = Corpus(args, case)
         windows = {
-            "ClipLoader": corpus.loader("pyav"),
-            "ClipLoader, clip by clip": corpus.loader(_ALONE),
+            "ClipLoader": corpus.loader(),
             "ClipDataset": corpus.items(),
-            "lance": corpus.jpegs(),
+            "lance": corpus.jpegs(args.batch),
+            "lance, DataLoader": corpus.jpeg_items(),
         }
         similar = {name: corpus.similarity(one) for name, one in windows.items()}
 
@@ -146,39 +153,37 @@ def run(args: argparse.Namespace) -> int:
 
         spent = in_turn(list(windows), args.rounds, work, warm_up=1)
         scale = 1e3 / (args.batches * args.batch)
-        bytes_of = {name: corpus.bytes["lance" if name == "lance" else "small"] for name in windows}
-        record["sizes"][str(side)] = {
+        bytes_of = {name: corpus.bytes["lance" if "lance" in name else "small"] for name in windows}
+        record["cases"][case] = {
             name: ranged("cpu_ms_a_window", [one * scale for one in times])
             | {"times_lance": spread(ratios(spent["lance"], times))}
             | {"bytes_a_frame": bytes_of[name], "bytes_over_lance": bytes_of[name] / bytes_of["lance"]}
             | {"ssim": similar[name]}
             for name, times in spent.items()
         }
-        for name, row in record["sizes"][str(side)].items():
+        for name, row in record["cases"][case].items():
             print(
-                f"{side} px {name:25} {row['cpu_ms_a_window']:.3f} ms, {row['times_lance']['median']:.2f}x lance,"
+                f"{case} {name:25} {row['cpu_ms_a_window']:.3f} ms, {row['times_lance']['median']:.2f}x lance,"
                 f" {row['bytes_over_lance']:.2f}x the bytes, SSIM {row['ssim']:.4f}"
             )
     record.save()
     return 0
 
 
-class Alone(PyAvDecoder):
-    """Decodes each clip by itself."""
-
-    max_clips = 1  # type: ignore[misc]
-
-
-_ALONE: Final = replace(backend("pyav"), name="alone", target="bench.load.small:Alone")
-
-
-def _scaled(source: Path, target: Path, side: int) -> None:
-    """Write the first frames of a video as squares, nearly without loss."""
+def _make(source: Path | None, target: Path, side: int, number: int) -> None:
+    """Write the first frames of a video as squares, nearly without loss; without a source, shapes that move."""
     if target.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    filters = f"scale={side}:{side}:force_original_aspect_ratio=increase,crop={side}:{side},setsar=1,fps=25"
-    command = [find_ffmpeg().path, "-v", "error", "-i", str(source), "-frames:v", str(_FRAMES), "-vf", filters]
+    if source:
+        inputs = ["-i", str(source)]
+        filters = f"scale={side}:{side}:force_original_aspect_ratio=increase,crop={side}:{side},setsar=1,fps=25"
+    else:
+        inputs = ["-f", "lavfi", "-i", f"color=white:s={side}x{side}:r=25"]
+        place = "x=iw*(.4+.3*sin(t*{}+{n})):y=ih*(.4+.3*cos(t*{}+{n})):w=iw*{}:h=ih*{}:color={}:t=fill"
+        shapes = ((1.3, 0.9, 0.3, 0.1, "gray"), (1.3, 0.9, 0.1, 0.35, "gray"), (0.7, 1.7, 0.08, 0.08, "blue"))
+        filters = ",".join(f"drawbox={place.format(*shape, n=number)}" for shape in shapes)
+    command = [find_ffmpeg().path, "-v", "error", *inputs, "-frames:v", str(_FRAMES), "-vf", filters]
     subprocess.run([*command, "-an", *X264, "-crf", "8", str(target)], check=True)
 
 
