@@ -107,7 +107,11 @@ def read_record() -> dict:
 @pytest.mark.soak
 @pytest.mark.timeout(20 * 3600)
 def test_10000_damaged_files_neither_hang_nor_end_a_job(bases, tmp_path):
-    """Runs what is missing of FILES; FASTVID_SOAK_FILES stops earlier."""
+    """Runs what is missing of FILES; FASTVID_SOAK_FILES stops earlier.
+
+    Not with ffmpeg 5.1: of 3 of 2,500 damaged HEVC files it decodes a picture otherwise than from their copy in MP4,
+    whose pictures newer versions decode from both.
+    """
     record = read_record()
     last = min(FILES, int(os.environ.get("FASTVID_SOAK_FILES", str(FILES))))
     for start in range(record["files"], last, BLOCK):
