@@ -24,7 +24,6 @@ from fastvid.format.bitstream import can_plan, packet_flags
 from fastvid.format.packets import StreamInfo, packet_records
 from fastvid.format.presentation import Times, usual_step
 from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag
-from fastvid.format.tar import BlockReader
 from fastvid.runtime.arrays import BoolArray, IntArray, RecordArray
 
 _CODECS: Final = {
@@ -532,21 +531,6 @@ class AudioTrack:
 def index_m4a(data: memoryview | bytes) -> AudioInfo:
     """Read the description of an M4A's audio track."""
     return read_sound_track(find_box(memoryview(data), b"moov", "file"), len(data)).info
-
-
-def load_track(reader: BlockReader) -> AudioTrack:
-    """Read the audio track of an M4A; only the tables are read, not the packets."""
-    at = 0
-    while at + 8 <= reader.size:
-        header = reader.bytes(at, min(_BOX_HEADER, reader.size - at))
-        size, name = int.from_bytes(header[:4], "big"), bytes(header[4:8])
-        size = int.from_bytes(header[8:16], "big") if size == 1 else size or reader.size - at
-        if size < 8:
-            break
-        if name == b"moov":
-            return read_sound_track(find_box(reader.bytes(at, size), b"moov", "file"), reader.size)
-        at += size
-    raise FormatError("M4A has no moov box")
 
 
 def read_sound_track(moov: memoryview, file_size: int) -> AudioTrack:

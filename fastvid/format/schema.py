@@ -6,11 +6,9 @@ All integers in binary files are little-endian, so that x86-64 and common arm64 
 from __future__ import annotations
 
 import re
-import struct
-from collections import namedtuple
 from collections.abc import Sequence
 from enum import IntEnum, IntFlag
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -347,32 +345,6 @@ def check_version(major: int, minor: int, *, file: str, oldest: int = FORMAT_VER
             file=file,
             hint="run `fastvid index DIR` to upgrade the dataset in DIR; labels, classes and splits are kept",
         )
-
-
-_CODES: Final = {"u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i4": "i", "f4": "f"}
-
-
-class RecordReader:
-    """Reads records of a packed little-endian dtype as Python numbers, in a tenth of the time of numpy arrays."""
-
-    def __init__(self, dtype: np.dtype[Any], name: str) -> None:
-        fields = dtype.names or ()
-        codes = [_code(dtype[field]) for field in fields]
-        self._struct = struct.Struct("<" + "".join(codes))
-        assert self._struct.size == dtype.itemsize
-        # Field names come from the dtype, so that each field is defined once.
-        record: Any = namedtuple(name, fields)  # type: ignore[misc]
-        self._make = record._make
-
-    def read(self, data: memoryview, offset: int) -> Any:
-        """Return the record at a byte offset as a named tuple."""
-        return self._make(self._struct.unpack_from(data, offset))
-
-
-def _code(field: np.dtype[Any]) -> str:
-    if field.kind == "S":
-        return f"{field.itemsize}s"
-    return _CODES[field.str[1:]]
 
 
 def to_parquet(table: pa.Table, *, row_group: int | None = None) -> bytes:

@@ -26,13 +26,15 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
+from av.video.frame import VideoFrame
 from torch import Tensor
 
 from fastvid.decode.colours import ClipPlanes, Pixels, empty_batch
 from fastvid.decode.pixels import finish_planes, finish_rgb, resize
-from fastvid.decode.pyav import Recutter
+from fastvid.decode.pyav import RgbConverter
 from fastvid.decode.request import (
     SLACK,
+    Box,
     ClipRequest,
     DecoderOutput,
     DevicePlanes,
@@ -41,8 +43,10 @@ from fastvid.decode.request import (
     Levels,
     Planes,
     Rgb,
+    first_places,
     packed,
     packed_size,
+    repeat_frames,
 )
 from fastvid.decode.sound import Audio
 from fastvid.format.packets import StreamInfo
@@ -361,6 +365,51 @@ def to_flow(luma: Tensor, info: StreamInfo, request: ClipRequest) -> Tensor:
         flow = flow.flip(-1)
         flow[:, 0].neg_()
     return flow
+
+
+class Recutter:
+    """Cuts clips out of planes that were decoded for several clips. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._converter = RgbConverter()
+
+    def cut(
+        self,
+        info: StreamInfo,
+        box: Box,
+        planes: Planes,
+        index: Sequence[int],
+        request: ClipRequest,
+        output: DecoderOutput,
+    ) -> None:
+        """Write one clip: crop the planes, and for RGB also convert, resize and flip.
+
+        `box`: the crop that `planes` show. `planes`: decoded frames, followed by SLACK bytes. `index`: for each frame
+        of the clip its index in `planes`, [T].
+        """
+        y, x = request.box.y - box.y, request.box.x - box.x
+        inside = Box(y, x, request.box.height, request.box.width)
+        if isinstance(output, Planes):
+            for source, target, scale in (
+                (planes.y, output.y, 1),
+                (planes.u, output.u, 2),
+                (planes.v, output.v, 2),
+            ):
+                rows, columns = _span(inside.y, inside.height, scale), _span(inside.x, inside.width, scale)
+                for place, frame in enumerate(index):
+                    target[place] = source[frame, rows, columns]
+            return
+        assert isinstance(output, Rgb)
+        self._converter.begin(info, replace(request, box=inside), output)
+        places = first_places(index)
+        for frame, place in places.items():
+            arrays = (planes.y[frame], planes.u[frame], planes.v[frame])
+            self._converter.write(VideoFrame.from_dlpack(arrays, format="yuv420p"), place)
+        repeat_frames(index, places, output.data)
+
+
+def _span(start: int, length: int, scale: int) -> slice:
+    return slice(start // scale, (start + length) // scale)
 
 
 OpenSink = Callable[[Plan, int], Sink]

@@ -29,8 +29,8 @@ from fastvid.format.schema import (
     shard_stem,
 )
 from fastvid.format.selection import with_facts
-from fastvid.format.shard import index_shard
 from fastvid.format.tar import TarDigest, TarMember
+from fastvid.format.writing import index_shard
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.index_video import Proof
 from fastvid.media.reasons import Reason

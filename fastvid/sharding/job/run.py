@@ -23,8 +23,8 @@ from typing import Any, Final
 from fastvid.errors import JobError
 from fastvid.format.generations import Generation
 from fastvid.format.schema import LEDGER_PARTS, PICTURES, shard_stem
-from fastvid.format.shard import sample_members, write_shard
 from fastvid.format.tar import TarDigest
+from fastvid.format.writing import sample_members, write_shard
 from fastvid.media.reasons import Reason
 from fastvid.runtime import faults
 from fastvid.runtime.names import encode_name
