@@ -354,7 +354,7 @@ def _levels_writer(levels: Levels, box: Box) -> Write:
 
 
 def can_cut(info: StreamInfo) -> bool:
-    """Return whether `Recutter` knows a stream's colour matrix; for other streams the decoder raises an error."""
+    """Return whether `RgbConverter` knows a stream's colour matrix; for other streams the decoder raises an error."""
     return info.matrix in COLORSPACE
 
 
@@ -533,6 +533,11 @@ class RgbConverter:
         self._swscale.sws_scale(self._scaling, source, strides, 0, self._rows, target, self._target_strides)
         if not self._direct:
             self._shown[:, place] = self._cut
+
+    def write_planes(self, planes: Planes, frame: int, place: int) -> None:
+        """Convert a frame of decoded planes, which are followed by SLACK bytes, see `write`."""
+        arrays = tuple(plane[frame] for plane in planes.arrays)
+        self.write(VideoFrame.from_dlpack(arrays, format="yuv420p"), place)
 
     def to_420(self, frame: VideoFrame, info: StreamInfo) -> VideoFrame:
         """Convert a frame of another YUV format to 8-bit 4:2:0 of the same range and matrix.

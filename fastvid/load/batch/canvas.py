@@ -26,7 +26,6 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
-from av.video.frame import VideoFrame
 from torch import Tensor
 
 from fastvid.decode.colours import ClipPlanes, Pixels, empty_batch
@@ -367,55 +366,40 @@ def to_flow(luma: Tensor, info: StreamInfo, request: ClipRequest) -> Tensor:
     return flow
 
 
-class Recutter:
-    """Cuts clips out of planes that were decoded for several clips. Not thread-safe."""
+def cut_clip(
+    converter: RgbConverter,
+    info: StreamInfo,
+    box: Box,
+    planes: Planes,
+    index: Sequence[int],
+    request: ClipRequest,
+    output: DecoderOutput,
+) -> None:
+    """Write one clip that was decoded with others: crop the planes, and for RGB also convert, resize and flip.
 
-    def __init__(self) -> None:
-        self._converter = RgbConverter()
-
-    def cut(
-        self,
-        info: StreamInfo,
-        box: Box,
-        planes: Planes,
-        index: Sequence[int],
-        request: ClipRequest,
-        output: DecoderOutput,
-    ) -> None:
-        """Write one clip: crop the planes, and for RGB also convert, resize and flip.
-
-        `box`: the crop that `planes` show. `planes`: decoded frames, followed by SLACK bytes. `index`: for each frame
-        of the clip its index in `planes`, [T].
-        """
-        y, x = request.box.y - box.y, request.box.x - box.x
-        inside = Box(y, x, request.box.height, request.box.width)
-        if isinstance(output, Planes):
-            for source, target, scale in (
-                (planes.y, output.y, 1),
-                (planes.u, output.u, 2),
-                (planes.v, output.v, 2),
-            ):
-                rows, columns = _span(inside.y, inside.height, scale), _span(inside.x, inside.width, scale)
-                for place, frame in enumerate(index):
-                    target[place] = source[frame, rows, columns]
-            return
-        assert isinstance(output, Rgb)
-        self._converter.begin(info, replace(request, box=inside), output)
-        places = first_places(index)
-        for frame, place in places.items():
-            arrays = (planes.y[frame], planes.u[frame], planes.v[frame])
-            self._converter.write(VideoFrame.from_dlpack(arrays, format="yuv420p"), place)
-        repeat_frames(index, places, output.data)
-
-
-def _span(start: int, length: int, scale: int) -> slice:
-    return slice(start // scale, (start + length) // scale)
+    `box`: the crop that `planes` show. `planes`: decoded frames, followed by SLACK bytes. `index`: for each frame of
+    the clip its index in `planes`, [T].
+    """
+    y, x = request.box.y - box.y, request.box.x - box.x
+    if isinstance(output, Planes):
+        for source, target, scale in zip(planes.arrays, output.arrays, (1, 2, 2), strict=True):
+            height, width = target.shape[1:]
+            rows, columns = slice(y // scale, y // scale + height), slice(x // scale, x // scale + width)
+            for place, frame in enumerate(index):
+                target[place] = source[frame, rows, columns]
+        return
+    assert isinstance(output, Rgb)
+    converter.begin(info, replace(request, box=replace(request.box, y=y, x=x)), output)
+    places = first_places(index)
+    for frame, place in places.items():
+        converter.write_planes(planes, frame, place)
+    repeat_frames(index, places, output.data)
 
 
 OpenSink = Callable[[Plan, int], Sink]
 """Opens the sink of one stream of a batch, given the batch's plan and the number of the stream."""
 
-# Outputs that a `Recutter` can write.
+# Outputs that `cut_clip` can write.
 _CUT: Final = frozenset({Planes, Rgb})
 
 
@@ -430,7 +414,7 @@ class CanvasMemory:
     ) -> None:
         self.streams, self.stream, self.pool = streams, stream, pool
         self.planes = BufferPool(threads)
-        self.recutters: deque[tuple[Recutter, DecodeBuffer]] = deque()
+        self.converters: deque[tuple[RgbConverter, DecodeBuffer]] = deque()
 
     def open(self, plan: Plan) -> Canvas:
         """Open the canvas of a plan."""
@@ -485,17 +469,17 @@ class Canvas:
         Called by the thread that decoded them.
         """
         try:
-            recutter, buffer = self._memory.recutters.pop()
+            converter, buffer = self._memory.converters.pop()
         except IndexError:
-            recutter, buffer = Recutter(), DecodeBuffer()
-        self._cut(row, self.planes.pop(row), recutter, buffer)
-        self._memory.recutters.append((recutter, buffer))
+            converter, buffer = RgbConverter(), DecodeBuffer()
+        self._cut(row, self.planes.pop(row), converter, buffer)
+        self._memory.converters.append((converter, buffer))
 
     def finish(self) -> list[Video]:
         """Return each stream on its device. Called once, after every row is done, within `LoaderStream.use`."""
         return [self._finish(number * self._rows, sinks) for number, sinks in enumerate(self._sinks)]
 
-    def _cut(self, row: int, planes: Planes, recutter: Recutter, buffer: DecodeBuffer) -> None:
+    def _cut(self, row: int, planes: Planes, converter: RgbConverter, buffer: DecodeBuffer) -> None:
         plan, whole = self.plan, self.plan.request(row)
         for number in range(row, plan.reads[row]):
             part = plan.part(number)
@@ -503,7 +487,7 @@ class Canvas:
             self._taken[number] = sink = next(one for one in self._sinks[number // self._rows] if one.kinds & _CUT)
             output = sink.output(number % self._rows)
             target = buffer.open(output) if isinstance(output, RgbRow) else output
-            recutter.cut(plan.info(row), whole.box, planes, index, part, target)
+            cut_clip(converter, plan.info(row), whole.box, planes, index, part, target)
             if isinstance(output, RgbRow):
                 buffer.finish(output)
 
