@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from fastvid.errors import ChecksumError, FormatError, UsageError
-from fastvid.format.in_place import ListedFile, Root, index_crc32, read_files
+from fastvid.format.in_place import ListedFile, Root, read_files
 from fastvid.format.packets import TABLES, PacketTable, StreamInfo, stream_info
 from fastvid.format.presentation import Coded
 from fastvid.format.schema import (
@@ -67,6 +67,14 @@ class RecordReader:
     def read(self, data: memoryview, offset: int) -> Any:
         """Return the record at a byte offset as a named tuple."""
         return self._make(self._struct.unpack_from(data, offset))
+
+
+_CHECKSUM_AT: Final = PKT_HEADER_DTYPE.fields["index_crc32"][1]  # type: ignore[index]
+
+
+def index_crc32(index: bytes | memoryview) -> int:
+    """Return the CRC-32 of a sidecar's index, all of it except the field of the CRC-32 itself."""
+    return zlib.crc32(index[PKT_HEADER_DTYPE.itemsize :], zlib.crc32(index[:_CHECKSUM_AT]))
 
 
 def _code(field: np.dtype[Any]) -> str:

@@ -14,8 +14,8 @@ from fastvid.cli.main import main
 from fastvid.errors import ChecksumError, FormatError, StorageError, UsageError
 from fastvid.format import writing
 from fastvid.format.generations import read_generation
-from fastvid.format.in_place import pack_index
 from fastvid.format.schema import StreamFlag
+from fastvid.format.writing import pack_index
 from fastvid.media.index_video import SMALL_FILE
 from fastvid.media.reasons import Reason
 from fastvid.sharding.change.edit import remove_samples
