@@ -6,6 +6,7 @@ All integers in binary files are little-endian, so that x86-64 and common arm64 
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Sequence
 from enum import IntEnum, IntFlag
 from typing import Final
@@ -407,3 +408,11 @@ def _unpacked(array: pa.Array) -> int:
     if pa.types.is_struct(array.type):
         return sum(map(_unpacked, array.flatten()))
     return _unpacked(array.flatten()) if pa.types.is_list(array.type) else array.nbytes
+
+
+_CHECKSUM_AT: Final = PKT_HEADER_DTYPE.fields["index_crc32"][1]  # type: ignore[index]
+
+
+def index_crc32(index: bytes | memoryview) -> int:
+    """Return the CRC-32 of a sidecar's index, all of it except the field of the CRC-32 itself."""
+    return zlib.crc32(index[PKT_HEADER_DTYPE.itemsize :], zlib.crc32(index[:_CHECKSUM_AT]))

@@ -43,6 +43,7 @@ from fastvid.format.schema import (
     StreamFlag,
     check_version,
     from_parquet,
+    index_crc32,
 )
 from fastvid.runtime.values import sha256
 from fastvid.storage import Storage
@@ -67,14 +68,6 @@ class RecordReader:
     def read(self, data: memoryview, offset: int) -> Any:
         """Return the record at a byte offset as a named tuple."""
         return self._make(self._struct.unpack_from(data, offset))
-
-
-_CHECKSUM_AT: Final = PKT_HEADER_DTYPE.fields["index_crc32"][1]  # type: ignore[index]
-
-
-def index_crc32(index: bytes | memoryview) -> int:
-    """Return the CRC-32 of a sidecar's index, all of it except the field of the CRC-32 itself."""
-    return zlib.crc32(index[PKT_HEADER_DTYPE.itemsize :], zlib.crc32(index[:_CHECKSUM_AT]))
 
 
 def _code(field: np.dtype[Any]) -> str:

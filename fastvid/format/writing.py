@@ -42,10 +42,11 @@ from fastvid.format.schema import (
     Range,
     StreamFlag,
     from_parquet,
+    index_crc32,
     member_suffix,
     to_parquet,
 )
-from fastvid.format.shard import Shard, index_crc32
+from fastvid.format.shard import Shard
 from fastvid.format.tar import TarDigest, TarMember, read_members, sample_groups, to_json, wds2idx, write_tar
 from fastvid.runtime import faults
 from fastvid.runtime.arrays import RecordArray
