@@ -534,10 +534,19 @@ class RgbConverter:
         if not self._direct:
             self._shown[:, place] = self._cut
 
-    def write_planes(self, planes: Planes, frame: int, place: int) -> None:
-        """Convert a frame of decoded planes, which are followed by SLACK bytes, see `write`."""
-        arrays = tuple(plane[frame] for plane in planes.arrays)
-        self.write(VideoFrame.from_dlpack(arrays, format="yuv420p"), place)
+    def convert(
+        self, info: StreamInfo, request: ClipRequest, planes: Planes, index: Sequence[int], output: Rgb
+    ) -> None:
+        """Convert a clip out of decoded planes, which are followed by SLACK bytes.
+
+        `request`: its crop is inside the planes. `index`: for each frame of the clip its index in `planes`, [T].
+        """
+        self.begin(info, request, output)
+        places = first_places(index)
+        for frame, place in places.items():
+            arrays = tuple(plane[frame] for plane in planes.arrays)
+            self.write(VideoFrame.from_dlpack(arrays, format="yuv420p"), place)
+        repeat_frames(index, places, output.data)
 
     def to_420(self, frame: VideoFrame, info: StreamInfo) -> VideoFrame:
         """Convert a frame of another YUV format to 8-bit 4:2:0 of the same range and matrix.

@@ -181,6 +181,14 @@ class Planes(_Output):
         """All planes."""
         return self.y, self.u, self.v
 
+    def cut(self, box: Box, index: Sequence[int], into: Planes) -> None:
+        """Copy a crop of some frames to other planes; `index`: for each frame there its index here, [T]."""
+        for source, target, scale in zip(self.arrays, into.arrays, (1, 2, 2), strict=True):
+            (height, width), y, x = target.shape[1:], box.y // scale, box.x // scale
+            rows, columns = slice(y, y + height), slice(x, x + width)
+            for place, frame in enumerate(index):
+                target[place] = source[frame, rows, columns]
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Levels(_Output):

@@ -33,7 +33,6 @@ from fastvid.decode.pixels import finish_planes, finish_rgb, resize
 from fastvid.decode.pyav import RgbConverter
 from fastvid.decode.request import (
     SLACK,
-    Box,
     ClipRequest,
     DecoderOutput,
     DevicePlanes,
@@ -42,10 +41,8 @@ from fastvid.decode.request import (
     Levels,
     Planes,
     Rgb,
-    first_places,
     packed,
     packed_size,
-    repeat_frames,
 )
 from fastvid.decode.sound import Audio
 from fastvid.format.packets import StreamInfo
@@ -366,40 +363,10 @@ def to_flow(luma: Tensor, info: StreamInfo, request: ClipRequest) -> Tensor:
     return flow
 
 
-def cut_clip(
-    converter: RgbConverter,
-    info: StreamInfo,
-    box: Box,
-    planes: Planes,
-    index: Sequence[int],
-    request: ClipRequest,
-    output: DecoderOutput,
-) -> None:
-    """Write one clip that was decoded with others: crop the planes, and for RGB also convert, resize and flip.
-
-    `box`: the crop that `planes` show. `planes`: decoded frames, followed by SLACK bytes. `index`: for each frame of
-    the clip its index in `planes`, [T].
-    """
-    y, x = request.box.y - box.y, request.box.x - box.x
-    if isinstance(output, Planes):
-        for source, target, scale in zip(planes.arrays, output.arrays, (1, 2, 2), strict=True):
-            height, width = target.shape[1:]
-            rows, columns = slice(y // scale, y // scale + height), slice(x // scale, x // scale + width)
-            for place, frame in enumerate(index):
-                target[place] = source[frame, rows, columns]
-        return
-    assert isinstance(output, Rgb)
-    converter.begin(info, replace(request, box=replace(request.box, y=y, x=x)), output)
-    places = first_places(index)
-    for frame, place in places.items():
-        converter.write_planes(planes, frame, place)
-    repeat_frames(index, places, output.data)
-
-
 OpenSink = Callable[[Plan, int], Sink]
 """Opens the sink of one stream of a batch, given the batch's plan and the number of the stream."""
 
-# Outputs that `cut_clip` can write.
+# Outputs to which planes can be cut.
 _CUT: Final = frozenset({Planes, Rgb})
 
 
@@ -472,24 +439,24 @@ class Canvas:
             converter, buffer = self._memory.converters.pop()
         except IndexError:
             converter, buffer = RgbConverter(), DecodeBuffer()
-        self._cut(row, self.planes.pop(row), converter, buffer)
+        plan, planes, whole = self.plan, self.planes.pop(row), self.plan.request(row)
+        for number in range(row, plan.reads[row]):
+            part = plan.part(number)
+            index = np.searchsorted(whole.frames, part.frames).tolist()
+            inside = replace(part, box=replace(part.box, y=part.box.y - whole.box.y, x=part.box.x - whole.box.x))
+            self._taken[number] = sink = next(one for one in self._sinks[number // self._rows] if one.kinds & _CUT)
+            output = sink.output(number % self._rows)
+            if isinstance(output, Planes):
+                planes.cut(inside.box, index, output)
+                continue
+            assert isinstance(output, RgbRow)
+            converter.convert(plan.info(row), inside, planes, index, buffer.open(output))
+            buffer.finish(output)
         self._memory.converters.append((converter, buffer))
 
     def finish(self) -> list[Video]:
         """Return each stream on its device. Called once, after every row is done, within `LoaderStream.use`."""
         return [self._finish(number * self._rows, sinks) for number, sinks in enumerate(self._sinks)]
-
-    def _cut(self, row: int, planes: Planes, converter: RgbConverter, buffer: DecodeBuffer) -> None:
-        plan, whole = self.plan, self.plan.request(row)
-        for number in range(row, plan.reads[row]):
-            part = plan.part(number)
-            index = np.searchsorted(whole.frames, part.frames).tolist()
-            self._taken[number] = sink = next(one for one in self._sinks[number // self._rows] if one.kinds & _CUT)
-            output = sink.output(number % self._rows)
-            target = buffer.open(output) if isinstance(output, RgbRow) else output
-            cut_clip(converter, plan.info(row), whole.box, planes, index, part, target)
-            if isinstance(output, RgbRow):
-                buffer.finish(output)
 
     def _finish(self, first: int, sinks: Sequence[Sink]) -> Video:
         taken = list(map(self._taken.get, range(first, first + self._rows)))
