@@ -26,13 +26,16 @@ from av.filter import Graph
 
 from fastvid.decode.clips import reading
 from fastvid.errors import DecodeError, FormatError, UsageError
-from fastvid.format.mp4 import _BOX_HEADER, AudioTrack, find_box, read_sound_track
+from fastvid.format.mp4 import AudioTrack, find_box, read_sound_track
 from fastvid.format.shard import BlockReader, Shard
 from fastvid.runtime.arrays import BoolArray, Float32Array, IntArray
 from fastvid.runtime.values import check_integer
 
 MOST_RATE: Final = 768_000
 """Highest sample rate, in samples per second: four times that of studio recordings."""
+
+
+_BOX_HEADER: Final = 16  # bytes of the longest box header
 
 
 @dataclass(frozen=True)

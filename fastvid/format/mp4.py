@@ -39,7 +39,6 @@ _CODECS: Final = {
 _EXTRADATA_BOXES: Final = (b"avcC", b"hvcC", b"av1C")
 # Bytes of fixed fields before the boxes of a VisualSampleEntry (ISO/IEC 14496-12, 12.1.3).
 _VISUAL_ENTRY: Final = 78
-_BOX_HEADER: Final = 16  # bytes of the longest box header
 # Object type of JPEG in an elementary stream descriptor (MP4 registration authority).
 _ESDS_JPEG: Final = 0x6C
 # Descriptor tags of ISO/IEC 14496-1 table 1, and the bytes of fields before nested descriptors.
