@@ -14,7 +14,7 @@ import numpy as np
 from fastvid.format.annotations import annotation_table
 from fastvid.format.dataset import Generation, ShardRecord, commit_generation
 from fastvid.format.schema import PACKET_DTYPE, PKT_HEADER_DTYPE, STREAM_DTYPE
-from fastvid.format.shard import sample_members, write_shard
+from fastvid.format.writing import sample_members, write_shard
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.storage import LocalStorage
 from tests.makers import TAGS

@@ -57,7 +57,7 @@ def make_wide(folder: Path) -> str:
 
     from fastvid.format.dataset import Generation, ShardRecord, commit_generation
     from fastvid.format.schema import ANNOTATION_FIELDS
-    from fastvid.format.shard import sample_members, write_shard
+    from fastvid.format.writing import sample_members, write_shard
     from fastvid.media.ffmpeg import find_ffmpeg
     from fastvid.media.timing import tagged
     from fastvid.storage import LocalStorage

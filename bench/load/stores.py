@@ -141,7 +141,7 @@ def memory(url: str, way: str, cache: str, shards: str, samples: str) -> dict[st
     if way == "cache":
         os.environ["FASTVID_CACHE"] = cache
     import fastvid
-    from fastvid.format.shard import OpenShards
+    from fastvid.format.dataset import OpenShards
 
     dataset = fastvid.open(url)
     if way == "unlimited":

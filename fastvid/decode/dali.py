@@ -35,8 +35,7 @@ import nvidia.dali.types
 from fastvid.decode import engines
 from fastvid.decode.containers import WrappedClip, wrap
 from fastvid.decode.device_stream import DeviceStream
-from fastvid.decode.request import DecoderOutput, DeviceRgb, EncodedClip, Rgb
-from fastvid.decode.upright import ThreadDecoder
+from fastvid.decode.request import DecoderOutput, DeviceRgb, EncodedClip, Rgb, ThreadDecoder
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec, Range

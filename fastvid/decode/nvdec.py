@@ -32,11 +32,11 @@ from fastvid.decode.request import (
     DecoderOutput,
     DevicePlanes,
     EncodedClip,
+    ThreadDecoder,
     check_order,
     first_places,
     repeat_frames,
 )
-from fastvid.decode.upright import ThreadDecoder
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec

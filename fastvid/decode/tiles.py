@@ -19,10 +19,9 @@ import numpy as np
 
 from fastvid.decode.request import Box, EncodedClip
 from fastvid.format.headers import jpeg_segments
-from fastvid.format.schema import INPUT_PADDING, Codec, StreamFlag
+from fastvid.format.schema import INPUT_PADDING
 from fastvid.runtime.arrays import IntArray, UInt8Array
 
-_CONFORMS: Final = int(StreamFlag.CONFORMS)
 _BLOCK: Final = 16  # pixels: side of the blocks of 4:2:0 pictures
 # Pixels around the crop that are decoded too, because decoders to RGB interpolate chroma between neighbours.
 _MARGIN: Final = 2
@@ -44,9 +43,10 @@ class _Tiles:
 
 
 def cut_tiles(clip: EncodedClip) -> EncodedClip:
-    """Return a clip reduced to the tiles that its crop shows, its crop moved accordingly; other clips unchanged."""
-    if clip.info.codec is not Codec.MJPEG or not clip.info.flags & _CONFORMS:
-        return clip
+    """Return a clip reduced to the tiles that its crop shows, its crop moved accordingly; without tiles unchanged.
+
+    `clip`: of JPEG pictures that fastvid encoded.
+    """
     tiles = _tiles(clip)
     if tiles is None:
         return clip

@@ -5,15 +5,19 @@
     annotations-000001.parquet   one row per sample, in the order of the shards; never changed
 
 A sample's number is its row in the annotations. Rows of a shard are consecutive, so (shard, row) is computed from it.
+`OpenShards` keeps shards of a generation open within a limit of memory.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import PurePosixPath
 from typing import Any, Final, Self
@@ -29,12 +33,10 @@ from fastvid.format.generations import Generation as Generation
 from fastvid.format.generations import ShardRecord as ShardRecord
 from fastvid.format.generations import commit_generation as commit_generation
 from fastvid.format.generations import history, read_annotations, read_generation, read_head
-from fastvid.format.in_place import IndexedSample, IndexedStream, ListedFile
 from fastvid.format.planes import DepthScale
-from fastvid.format.schema import DEPTH, StreamFlag, arrow_integers, from_parquet
-from fastvid.format.selection import META_FIELDS, in_split, matching_rows, with_class
-from fastvid.format.shard import OpenShards, Shard, open_shard, write_in_place
-from fastvid.format.tar import TarDigest, TarMember
+from fastvid.format.schema import DEPTH, StreamFlag, arrow_integers
+from fastvid.format.selection import in_split, matching_rows, with_class
+from fastvid.format.shard import Shard
 from fastvid.runtime.arrays import BoolArray, IntArray
 from fastvid.runtime.near_names import near_names
 from fastvid.runtime.values import sha256
@@ -327,6 +329,94 @@ class Dataset:
         return rows
 
 
+MEMORY: Final = 256 * 2**20
+"""Bytes of open shards in a process: the indexes of about 2,500 shards of 1,000 videos, or about 40 whole packet
+sidecars, which a process keeps if storage is remote and the node has no cache."""
+
+
+class OpenShards:
+    """Opens shards when they are first used, and closes the least recently used ones. Thread-safe.
+
+    Once the limit was reached, shards are opened without a copy of the whole sidecar, so that their packet tables are
+    requested one by one.
+
+    `limit`: total memory in bytes; at least one shard stays open.
+    """
+
+    def __init__(self, limit: int = MEMORY) -> None:
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._shards: OrderedDict[Hashable, tuple[Shard, int]] = OrderedDict()
+        self._bytes = 0
+        self._is_full = False
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._shards
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def get(self, key: Hashable, make: Callable[[bool], Shard]) -> Shard:
+        """Return the shard of a key; `make` opens it, and gets whether the whole sidecar may be kept in memory."""
+        with self._lock:
+            known = self._shards.get(key)
+            if known is not None:
+                self._count(key, known[0])
+                return known[0]
+        # No lock: several threads can open shards at once; if two open the same one, the first is kept.
+        shard = make(not self._is_full)
+        with self._lock:
+            if key in self._shards:
+                shard = self._shards[key][0]
+            self._count(key, shard)
+            while self._bytes > self.limit and len(self._shards) > 1:
+                self._bytes -= self._shards.popitem(last=False)[1][1]
+                self._is_full = True
+        return shard
+
+    def _count(self, key: Hashable, shard: Shard) -> None:
+        """Make a shard the most recently used, and update its memory, which grows when it reads its list of files."""
+        before = self._shards.pop(key, (shard, 0))[1]
+        self._shards[key] = shard, shard.nbytes
+        self._bytes += shard.nbytes - before
+
+
+@functools.cache
+def _warn_of_undescribed(url: str) -> None:
+    """Warn, once per dataset, that videos in place were indexed by fastvid 0.2, which stored no description."""
+    _LOG.warning(
+        "%s was indexed by fastvid 0.2: its videos are shown as they are coded, not turned, cut or stretched, and at a"
+        " constant rate; run `fastvid index DIR` to learn how they are shown",
+        url,
+    )
+
+
+def open_shard(
+    storage: Storage, generation: Generation, index: int, root: str | None = None, whole: bool = True
+) -> Shard:
+    """Open a shard after checking that its files have the sizes and numbers that the generation lists."""
+    record, streams = generation.shards[index], generation.streams
+    place = generation.root_of(record, root)
+    shard = Shard(storage, record.name, record.sha256, streams=streams, root=place, whole=whole)
+    found, expected = (shard.num_samples, shard.num_streams), (record.samples, len(streams))
+    if found != expected:
+        raise FormatError(
+            f"packet sidecar contains {found[0]} samples of {found[1]} streams, the generation lists {expected[0]} of"
+            f" {expected[1]}",
+            shard=record.name,
+            hint="run `fastvid index DIR` to rebuild the sidecars of the dataset in DIR",
+        )
+    if place is not None and not shard.is_described:
+        _warn_of_undescribed(storage.url)
+    if (size := storage.size(shard.data)) != record.bytes:
+        raise FormatError(
+            f"{record.data} has {size} bytes, the generation lists {record.bytes}",
+            shard=record.name,
+            hint="restore the file from a copy of the dataset; `fastvid verify DIR` finds all damage",
+        )
+    return shard
+
+
 def change(storage: Storage, edit: Edit) -> Generation:
     """Apply `edit` to the current generation and its annotations and commit the result; retry after a conflict.
 
@@ -348,40 +438,6 @@ def change(storage: Storage, edit: Edit) -> Generation:
     raise AssertionError("unreachable")
 
 
-@dataclass(frozen=True, slots=True)
-class ListedSample:
-    """A sample of a shard of videos in place: what was indexed of it, and its files."""
-
-    indexed: IndexedSample
-    files: tuple[ListedFile, ...]
-
-    def renamed(self, key: str, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> ListedSample:
-        """Return the sample with another key, and with its facts changed by `change`."""
-        files = tuple(replace(file, key=key) for file in self.files)
-        streams = tuple(replace(stream, member=replace(stream.member, key=key)) for stream in self.indexed.streams)
-        return ListedSample(replace(self.indexed, key=key, meta=change(self.indexed.meta), streams=streams), files)
-
-
-def listed_samples(shard: Shard) -> Iterator[ListedSample]:
-    """Yield the samples of a shard of videos in place, in the order of the shard."""
-    name = f"{shard.stem}.parquet"
-    facts = from_parquet(shard.storage.read(name), file=name).to_pylist()
-    count = shard.num_streams
-    if len(facts) != shard.num_samples * count:
-        raise FormatError(f"{len(facts)} facts for {shard.num_samples} samples of {count} streams", file=name)
-    for row in range(shard.num_samples):
-        mine = facts[row * count : (row + 1) * count]
-        streams, files = [], []
-        for stream, fact in zip(shard.streams, mine, strict=True):
-            files.append(shard.file(row, stream))
-            offset, size = shard.member(row, stream)
-            member = TarMember(fact["member"], fact["key"], "", offset, size)
-            records = shard.table(row, stream).records
-            streams.append(IndexedStream(stream, member, shard.info(row, stream), records))
-        meta = {field: mine[0][field] for field in META_FIELDS}
-        yield ListedSample(IndexedSample(mine[0]["key"], meta, tuple(streams)), tuple(files))
-
-
 def whole_file(shard: Shard, row: int, stream: str = "") -> tuple[str, bytes]:
     """Return the file suffix, such as ``mp4``, and all bytes of a sample in place that is a whole file."""
     if shard.info(row, stream).flags & StreamFlag.PART:
@@ -396,10 +452,3 @@ def whole_file(shard: Shard, row: int, stream: str = "") -> tuple[str, bytes]:
     reader([(0, memoryview(data))])
     suffix = PurePosixPath(shard.file(row, stream).file).suffix.lower().lstrip(".")
     return suffix or "mp4", bytes(data)
-
-
-def write_listed(storage: Storage, stem: str, samples: Iterable[ListedSample], streams: tuple[str, ...]) -> TarDigest:
-    """Write a shard of videos in place, made of samples of other such shards, see `write_in_place`."""
-    chosen = list(samples)
-    files = [file for sample in chosen for file in sample.files]
-    return write_in_place(storage, stem, [sample.indexed for sample in chosen], files, streams)

@@ -24,7 +24,6 @@ from fastvid.format.bitstream import can_plan, packet_flags
 from fastvid.format.packets import StreamInfo, packet_records
 from fastvid.format.presentation import Times, usual_step
 from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag
-from fastvid.format.tar import BlockReader
 from fastvid.runtime.arrays import BoolArray, IntArray, RecordArray
 
 _CODECS: Final = {
@@ -40,7 +39,6 @@ _CODECS: Final = {
 _EXTRADATA_BOXES: Final = (b"avcC", b"hvcC", b"av1C")
 # Bytes of fixed fields before the boxes of a VisualSampleEntry (ISO/IEC 14496-12, 12.1.3).
 _VISUAL_ENTRY: Final = 78
-_BOX_HEADER: Final = 16  # bytes of the longest box header
 # Object type of JPEG in an elementary stream descriptor (MP4 registration authority).
 _ESDS_JPEG: Final = 0x6C
 # Descriptor tags of ISO/IEC 14496-1 table 1, and the bytes of fields before nested descriptors.
@@ -532,21 +530,6 @@ class AudioTrack:
 def index_m4a(data: memoryview | bytes) -> AudioInfo:
     """Read the description of an M4A's audio track."""
     return read_sound_track(find_box(memoryview(data), b"moov", "file"), len(data)).info
-
-
-def load_track(reader: BlockReader) -> AudioTrack:
-    """Read the audio track of an M4A; only the tables are read, not the packets."""
-    at = 0
-    while at + 8 <= reader.size:
-        header = reader.bytes(at, min(_BOX_HEADER, reader.size - at))
-        size, name = int.from_bytes(header[:4], "big"), bytes(header[4:8])
-        size = int.from_bytes(header[8:16], "big") if size == 1 else size or reader.size - at
-        if size < 8:
-            break
-        if name == b"moov":
-            return read_sound_track(find_box(reader.bytes(at, size), b"moov", "file"), reader.size)
-        at += size
-    raise FormatError("M4A has no moov box")
 
 
 def read_sound_track(moov: memoryview, file_size: int) -> AudioTrack:

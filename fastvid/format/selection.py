@@ -1,4 +1,4 @@
-"""Facts about samples, one Parquet row per stream, and the selection of samples by split or by a condition in SQL.
+"""Select samples by split or by a condition in SQL.
 
 A condition is, for example, ``fps >= 24 and class = 'archery'``. DuckDB parses and evaluates it, so DuckDB's whole
 expression language works: ``LIKE``, ``IN``, ``BETWEEN``, ``IS NULL``, ``'x' IN labels`` for a list column, arithmetic,
@@ -19,48 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastvid.errors import UsageError, naming_extras
-from fastvid.format.in_place import IndexedAudio, IndexedSample, IndexedStream
-from fastvid.format.schema import (
-    FACT_FIELDS,
-    FACTS_SCHEMA,
-    Matrix,
-    PacketFlag,
-    Range,
-    StreamFlag,
-    from_parquet,
-    to_parquet,
-)
-from fastvid.format.tar import TarMember
-from fastvid.runtime.arrays import IntArray, RecordArray
+from fastvid.format.schema import FACT_FIELDS, from_parquet
+from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.near_names import near_names
 from fastvid.runtime.processes import available_cores
 from fastvid.storage import Storage
-
-# Rows per row group: reading one row's facts then decodes a few hundred rows, not a whole shard.
-_ROW_GROUP: Final = 100
-
-# Entries of a sample's JSON that its facts contain; rows of audio omit the last one.
-META_FIELDS: Final = ("source_id", "source_sha256", "parent", "start_seconds", "end_seconds", "pix_fmt")
-
-
-def facts_parquet(samples: Sequence[IndexedSample], rows: RecordArray) -> bytes:
-    """Return the facts of a shard as Parquet bytes.
-
-    There is one row per video stream of each sample, then one per audio track.
-
-    `rows`: STREAM_DTYPE [N], one per video stream, in the same order.
-    """
-    flat = [(sample, stream) for sample in samples for stream in sample.streams]
-    facts = [_video_facts(sample, stream, row) for (sample, stream), row in zip(flat, rows, strict=True)]
-    # After all video streams: their rows are found by arithmetic, and not every sample has audio.
-    facts += [_audio_facts(sample, sample.audio) for sample in samples if sample.audio is not None]
-    return to_parquet(pa.Table.from_pylist(facts, schema=FACTS_SCHEMA), row_group=_ROW_GROUP)
-
-
-def has_audio(storage: Storage, shard: str) -> bool:
-    """Return whether any sample of a shard has audio, according to its facts."""
-    file = f"{shard}.parquet"
-    return "audio" in from_parquet(storage.read(file), file=file, columns=["stream"])["stream"].to_pylist()
 
 
 def with_facts(storage: Storage, shards: Sequence[str], stream: str, annotations: pa.Table) -> pa.Table:
@@ -84,64 +47,6 @@ def with_facts(storage: Storage, shards: Sequence[str], stream: str, annotations
     for name, kind in FACT_FIELDS.items():
         annotations = annotations.append_column(name, found[name].cast(kind))
     return annotations
-
-
-def _video_facts(sample: IndexedSample, stream: IndexedStream, row: np.void) -> dict[str, Any]:
-    info, flags = stream.info, stream.records["flags"]
-    return _member_facts(sample, stream.member, META_FIELDS) | {
-        "stream": stream.name,
-        "num_frames": info.num_frames,
-        "fps_num": info.fps.numerator,
-        "fps_den": info.fps.denominator,
-        "width": info.width,
-        "height": info.height,
-        "codec": info.codec.label,
-        "color_range": info.range.name.lower(),
-        "color_matrix": info.matrix.name.lower(),
-        "conforms": bool(info.flags & StreamFlag.CONFORMS),
-        "whole": bool(info.flags & StreamFlag.WHOLE),
-        "extradata": info.extradata,
-        "first_packet": int(row["first_packet"]),
-        "num_packets": len(stream.records),
-        "num_keys": int(np.count_nonzero(flags & np.uint32(PacketFlag.KEY))),
-        "num_droppable": int(np.count_nonzero(flags & np.uint32(PacketFlag.DROPPABLE))),
-        "flow_bound": info.flow_bound or None,
-    }
-
-
-def _audio_facts(sample: IndexedSample, audio: IndexedAudio) -> dict[str, Any]:
-    info = audio.info
-    zeros = dict.fromkeys(("width", "height", "first_packet", "num_droppable"), 0)
-    return (
-        _member_facts(sample, audio.member, META_FIELDS[:-1])
-        | zeros
-        | {
-            "stream": "audio",
-            "num_frames": info.num_samples,
-            "fps_num": info.sample_rate,
-            "fps_den": 1,
-            "codec": info.codec,
-            "color_range": Range.UNKNOWN.name.lower(),
-            "color_matrix": Matrix.UNKNOWN.name.lower(),
-            "conforms": True,
-            "whole": True,
-            "extradata": info.extradata,
-            "num_packets": info.num_packets,
-            "num_keys": info.num_packets,
-            "channels": info.channels,
-        }
-    )
-
-
-def _member_facts(sample: IndexedSample, member: TarMember, fields: Sequence[str]) -> dict[str, Any]:
-    """Return the facts of a stream that describe its sample and its tar member; `fields`: entries of the JSON."""
-    return {name: sample.meta.get(name) for name in fields} | {
-        "key": sample.key,
-        "source_id": sample.meta.get("source_id", sample.key),
-        "member": member.name,
-        "member_offset": member.offset,
-        "member_size": member.size,
-    }
 
 
 _ROW: Final = "__row"

@@ -7,35 +7,24 @@
 
 Instead of a tar, a shard may have a list of video files that the dataset does not contain, `fastvid.format.in_place`.
 
-`index_shard` is the only function that derives the sidecars of a tar, for new shards as for repaired ones.
-`OpenShards` keeps shards of a generation open within a limit of memory.
+`fastvid.format.writing` writes shards; here they are read, by `StreamReader` for the bytes of a video stream and
+`BlockReader` for those of a sound.
 """
 
 from __future__ import annotations
 
-import functools
-import logging
-import threading
+import struct
 import zlib
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from fastvid.errors import FastvidError, FormatError, UsageError
-from fastvid.format.generations import Generation
-from fastvid.format.in_place import (
-    IndexedSample,
-    ListedFile,
-    Root,
-    index_crc32,
-    index_sample,
-    pack_files,
-    pack_index,
-    read_files,
-)
+from fastvid.errors import ChecksumError, FormatError, UsageError
+from fastvid.format.in_place import ListedFile, Root, read_files
 from fastvid.format.packets import TABLES, PacketTable, StreamInfo, stream_info
 from fastvid.format.presentation import Coded
 from fastvid.format.schema import (
@@ -51,28 +40,41 @@ from fastvid.format.schema import (
     PKT_MAGIC,
     SHARD_SUFFIXES,
     STREAM_DTYPE,
-    RecordReader,
     StreamFlag,
     check_version,
-    member_suffix,
+    from_parquet,
+    index_crc32,
 )
-from fastvid.format.selection import facts_parquet, has_audio
-from fastvid.format.tar import (
-    BlockReader,
-    StreamReader,
-    TarDigest,
-    read_members,
-    sample_groups,
-    to_json,
-    wds2idx,
-    write_tar,
-)
-from fastvid.runtime import faults
 from fastvid.runtime.values import sha256
 from fastvid.storage import Storage
-from fastvid.storage.urls import copy_file, open_file
+from fastvid.storage.protocol import CHANGED, CHANGED_HINT, Version
+from fastvid.storage.urls import open_file
 
-_log = logging.getLogger(__name__)
+_CODES: Final = {"u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i4": "i", "f4": "f"}
+
+
+class RecordReader:
+    """Reads records of a packed little-endian dtype as Python numbers, in a tenth of the time of numpy arrays."""
+
+    def __init__(self, dtype: np.dtype[Any], name: str) -> None:
+        fields = dtype.names or ()
+        codes = [_code(dtype[field]) for field in fields]
+        self._struct = struct.Struct("<" + "".join(codes))
+        assert self._struct.size == dtype.itemsize
+        # Field names come from the dtype, so that each field is defined once.
+        record: Any = namedtuple(name, fields)  # type: ignore[misc]
+        self._make = record._make
+
+    def read(self, data: memoryview, offset: int) -> Any:
+        """Return the record at a byte offset as a named tuple."""
+        return self._make(self._struct.unpack_from(data, offset))
+
+
+def _code(field: np.dtype[Any]) -> str:
+    if field.kind == "S":
+        return f"{field.itemsize}s"
+    return _CODES[field.str[1:]]
+
 
 _HEADERS: Final = RecordReader(PKT_HEADER_DTYPE, "Header")
 # Readers of the rows of streams, by the size of a row: rows of version 2.0, and rows with a description.
@@ -90,6 +92,128 @@ _LISTED_BYTES: Final = 600  # of a `ListedFile` with a path of 100 bytes
 _MOST_BYTES: Final = 2**63 - 1  # largest file size of the operating system
 _RESTORE: Final = "restore the file from a copy of the dataset, or run `fastvid index DIR` to index the videos again"
 _REBUILD: Final = "run `fastvid index DIR` to rebuild the sidecars of the dataset in DIR"
+
+
+T = TypeVar("T")
+
+
+class StreamReader:
+    """Reads one stream of a sample. Call it with ranges: (offset in the stream, writable view to fill).
+
+    `start`: first byte of the stream in the file. `size`: bytes of the stream. `version`: the version that the file
+    must have; None for any. `content`: identifies the bytes of the file in the node's cache of videos. `listed`: path
+    or URL of a video in place, which may change. `gap`: packets at most this many bytes apart are better read together,
+    see `Storage`.
+    """
+
+    __slots__ = ("_content", "_file", "_storage", "_version", "gap", "listed", "requests", "size", "start")
+
+    def __init__(
+        self,
+        storage: Storage,
+        file: str,
+        start: int,
+        size: int,
+        version: Version | None = None,
+        content: str = "",
+        listed: str = "",
+    ) -> None:
+        self._storage, self._file, self.start, self._version = storage, file, start, version
+        self.listed = listed
+        self._content = content
+        self.size, self.gap, self.requests = size, storage.gap, 0
+
+    @property
+    def source(self) -> Hashable:
+        """Key of the file that `read_file` reads, equal for streams of one file; None if the node caches its bytes."""
+        if self._storage.units is not None and self._content:
+            return None
+        return id(self._storage), self._file, self._version
+
+    def __call__(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        units = self._storage.units
+        if units is None or not self._content:
+            self._fetch(ranges)
+        else:
+            units.read(f"{self._content}\0{self.start}", self.size, ranges, self._fetch)
+
+    def checked(self, read: Callable[[], T]) -> T:
+        """Call a function that reads and checks; if its check fails and the node's cache may be damaged, call it again.
+
+        For a video in place, the error says that its file changed.
+        """
+        try:
+            return self._read_again(read)
+        except ChecksumError as error:
+            if not self.listed:
+                raise
+            raise ChecksumError(f"{CHANGED}: {error.message}", file=self.listed, hint=CHANGED_HINT) from error
+
+    def _read_again(self, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except ChecksumError:
+            units = self._storage.units
+            if units is None or not self._content:
+                raise
+            units.forget(f"{self._content}\0{self.start}", self.size)
+            return read()
+
+    def read_file(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        """Read ranges of the file, given as offsets in the file; they may be outside the stream."""
+        self.requests += len(ranges)
+        self._storage.read_into(self._file, ranges, self._version)
+
+    def _fetch(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        self.read_file([(self.start + offset, view) for offset, view in ranges])
+
+
+class BlockReader:
+    """Reads ranges of a tar member whose blocks of `AUDIO_BLOCK` bytes have checksums; reads each block only once."""
+
+    __slots__ = ("_blocks", "_checksums", "_read", "bytes_read", "size")
+
+    def __init__(self, read: StreamReader, checksums: Sequence[int]) -> None:
+        self._read, self._checksums = read, checksums
+        self.size, self.bytes_read = read.size, 0
+        self._blocks: dict[int, bytes] = {}
+
+    @property
+    def requests(self) -> int:
+        """Number of ranges that were read."""
+        return self._read.requests
+
+    def bytes(self, offset: int, length: int) -> memoryview:
+        """Return `length` bytes from `offset` in the member; ChecksumError if one of their blocks is damaged."""
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise FormatError(f"bytes {offset} to {offset + length} are outside the {self.size} bytes of the M4A")
+        if not length:
+            return memoryview(b"")
+        first, last = offset // AUDIO_BLOCK, (offset + length - 1) // AUDIO_BLOCK
+        missing = [block for block in range(first, last + 1) if block not in self._blocks]
+        if missing:
+            self._load(missing[0], missing[-1])
+        joined = b"".join(self._blocks[block] for block in range(first, last + 1))
+        return memoryview(joined)[offset - first * AUDIO_BLOCK :][:length]
+
+    def _load(self, first: int, last: int) -> None:
+        start, stop = first * AUDIO_BLOCK, min((last + 1) * AUDIO_BLOCK, self.size)
+        data = bytearray(stop - start)
+        self._read.checked(partial(self._fill, start, data))
+        for block in range(first, last + 1):
+            self._blocks[block] = bytes(data[(block - first) * AUDIO_BLOCK :][:AUDIO_BLOCK])
+
+    def _fill(self, start: int, data: bytearray) -> None:
+        self._read([(start, memoryview(data))])
+        self.bytes_read += len(data)
+        for at in range(0, len(data), AUDIO_BLOCK):
+            block, found = (start + at) // AUDIO_BLOCK, zlib.crc32(data[at : at + AUDIO_BLOCK])
+            if found != self._checksums[block]:
+                raise ChecksumError(
+                    f"audio has checksum {found:08x}, the index says {self._checksums[block]:08x}",
+                    hint="run `fastvid verify`: the shard was damaged or replaced",
+                    block=block,
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +489,9 @@ class Shard:
     def _check_mute(self) -> None:
         """Raise FormatError if the shard has audio that the sidecar, written by an early fastvid, does not list."""
         if not self._is_mute:
-            if has_audio(self.storage, self.stem):
+            file = f"{self.stem}.parquet"
+            facts = from_parquet(self.storage.read(file), file=file, columns=["stream"])
+            if AUDIO in facts["stream"].to_pylist():
                 raise FormatError("packet sidecar does not list the shard's audio", file=self._file, hint=_REBUILD)
             self._is_mute = True
 
@@ -430,170 +556,3 @@ class Shard:
         if size:
             self.storage.read_into(self._file, [(offset, data)])
         return data.toreadonly()
-
-
-_LAST: Final = {FLOW: 1, AUDIO: 2}  # order of the members that follow the pictures
-
-
-def sample_members(meta: Mapping[str, Any], streams: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the tar members of a sample by suffix: JSON, then pictures or cameras, then flow, then sound."""
-    names = sorted(streams, key=lambda name: _LAST.get(name, 0))
-    return {"json": to_json(meta)} | {member_suffix(name): streams[name] for name in names}
-
-
-def write_shard(
-    storage: Storage,
-    stem: str,
-    samples: Iterable[tuple[str, Mapping[str, bytes]]],
-    *,
-    streams: tuple[str, ...] = (PICTURES,),
-    scratch: Storage | None = None,
-) -> TarDigest:
-    """Write a tar, which appears only when it is complete, and then its sidecars.
-
-    `samples`: keys, each with its members by suffix. `scratch`: where to write the files before they are copied.
-    """
-    place = storage if scratch is None else scratch
-    with place.create(f"{stem}.tar") as file:
-        digest = write_tar(file, samples)
-        faults.reach("rename")
-    index_shard(place, stem, streams=streams, tar_sha256=digest.sha256)
-    if scratch is not None:
-        for suffix in SHARD_SUFFIXES:
-            copy_file(scratch, f"{stem}.{suffix}", storage)
-            faults.reach("upload")
-        for suffix in SHARD_SUFFIXES:
-            scratch.delete(f"{stem}.{suffix}")
-    return digest
-
-
-def write_in_place(
-    storage: Storage, stem: str, samples: Sequence[IndexedSample], files: Sequence[ListedFile], streams: tuple[str, ...]
-) -> TarDigest:
-    """Write a shard of videos in place, the list of files and then its sidecars; return the digest of the list."""
-    listed = pack_files(files)
-    digest = TarDigest(len(listed), sha256(listed), len(samples))
-    pkt, rows = pack_index(samples, streams, digest.sha256, described=True)
-    storage.write(f"{stem}.files", listed)
-    faults.reach("sidecar")
-    storage.write(f"{stem}.parquet", facts_parquet(samples, rows))
-    storage.write(f"{stem}.pkt", pkt)
-    return digest
-
-
-def index_shard(
-    storage: Storage,
-    stem: str,
-    *,
-    streams: tuple[str, ...] = (PICTURES,),
-    samples: Sequence[IndexedSample] | None = None,
-    tar_sha256: str | None = None,
-) -> list[IndexedSample]:
-    """Derive the sidecars of a tar from its bytes and write them.
-
-    `samples`: indexed samples of a tar that another tool wrote; by default the tar is read, which fastvid must have
-    written.
-    """
-    view = storage.map(f"{stem}.tar")
-    members = list(read_members(view))
-    if samples is None:
-        samples = []
-        for key, group in sample_groups(members):
-            try:
-                samples.append(index_sample(view, key, group, streams))
-            except FastvidError as error:
-                raise error.at(shard=stem, key=key) from error
-    storage.write(f"{stem}.idx", wds2idx(members))
-    faults.reach("sidecar")
-    pkt, rows = pack_index(samples, streams, tar_sha256 or sha256(view))
-    storage.write(f"{stem}.parquet", facts_parquet(samples, rows))
-    storage.write(f"{stem}.pkt", pkt)
-    return list(samples)
-
-
-MEMORY: Final = 256 * 2**20
-"""Bytes of open shards in a process: the indexes of about 2,500 shards of 1,000 videos, or about 40 whole packet
-sidecars, which a process keeps if storage is remote and the node has no cache."""
-
-
-class OpenShards:
-    """Opens shards when they are first used, and closes the least recently used ones. Thread-safe.
-
-    Once the limit was reached, shards are opened without a copy of the whole sidecar, so that their packet tables are
-    requested one by one.
-
-    `limit`: total memory in bytes; at least one shard stays open.
-    """
-
-    def __init__(self, limit: int = MEMORY) -> None:
-        self.limit = limit
-        self._lock = threading.Lock()
-        self._shards: OrderedDict[Hashable, tuple[Shard, int]] = OrderedDict()
-        self._bytes = 0
-        self._is_full = False
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._shards
-
-    def __len__(self) -> int:
-        return len(self._shards)
-
-    def get(self, key: Hashable, make: Callable[[bool], Shard]) -> Shard:
-        """Return the shard of a key; `make` opens it, and gets whether the whole sidecar may be kept in memory."""
-        with self._lock:
-            known = self._shards.get(key)
-            if known is not None:
-                self._count(key, known[0])
-                return known[0]
-        # No lock: several threads can open shards at once; if two open the same one, the first is kept.
-        shard = make(not self._is_full)
-        with self._lock:
-            if key in self._shards:
-                shard = self._shards[key][0]
-            self._count(key, shard)
-            while self._bytes > self.limit and len(self._shards) > 1:
-                self._bytes -= self._shards.popitem(last=False)[1][1]
-                self._is_full = True
-        return shard
-
-    def _count(self, key: Hashable, shard: Shard) -> None:
-        """Make a shard the most recently used, and update its memory, which grows when it reads its list of files."""
-        before = self._shards.pop(key, (shard, 0))[1]
-        self._shards[key] = shard, shard.nbytes
-        self._bytes += shard.nbytes - before
-
-
-@functools.cache
-def _warn_of_undescribed(url: str) -> None:
-    """Warn, once per dataset, that videos in place were indexed by fastvid 0.2, which stored no description."""
-    _log.warning(
-        "%s was indexed by fastvid 0.2: its videos are shown as they are coded, not turned, cut or stretched, and at a"
-        " constant rate; run `fastvid index DIR` to learn how they are shown",
-        url,
-    )
-
-
-def open_shard(
-    storage: Storage, generation: Generation, index: int, root: str | None = None, whole: bool = True
-) -> Shard:
-    """Open a shard after checking that its files have the sizes and numbers that the generation lists."""
-    record, streams = generation.shards[index], generation.streams
-    place = generation.root_of(record, root)
-    shard = Shard(storage, record.name, record.sha256, streams=streams, root=place, whole=whole)
-    found, expected = (shard.num_samples, shard.num_streams), (record.samples, len(streams))
-    if found != expected:
-        raise FormatError(
-            f"packet sidecar contains {found[0]} samples of {found[1]} streams, the generation lists {expected[0]} of"
-            f" {expected[1]}",
-            shard=record.name,
-            hint="run `fastvid index DIR` to rebuild the sidecars of the dataset in DIR",
-        )
-    if place is not None and not shard.is_described:
-        _warn_of_undescribed(storage.url)
-    if (size := storage.size(shard.data)) != record.bytes:
-        raise FormatError(
-            f"{record.data} has {size} bytes, the generation lists {record.bytes}",
-            shard=record.name,
-            hint="restore the file from a copy of the dataset; `fastvid verify DIR` finds all damage",
-        )
-    return shard

@@ -1,4 +1,4 @@
-"""Write WebDataset tars deterministically, find their members, and read ranges or checked blocks of one member."""
+"""Write WebDataset tars deterministically, and find their members."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import hashlib
 import json
 import re
 import tarfile
-import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final
 
-from fastvid.errors import ChecksumError, FormatError, UsageError
-from fastvid.format.schema import AUDIO_BLOCK, check_key
+from fastvid.errors import FormatError, UsageError
+from fastvid.format.schema import check_key
 from fastvid.runtime import faults
-from fastvid.storage import Storage
-from fastvid.storage.protocol import CHANGED, CHANGED_HINT, Version
 
 _BLOCK: Final = tarfile.BLOCKSIZE
 _DIGITS: Final = re.compile(rb"[0-7]*")
@@ -165,125 +161,3 @@ def _pax_path(data: bytes) -> str | None:
             path = value.decode("utf-8", "surrogateescape")
         data = data[int(length) :]
     return path
-
-
-T = TypeVar("T")
-
-
-class StreamReader:
-    """Reads one stream of a sample. Call it with ranges: (offset in the stream, writable view to fill).
-
-    `start`: first byte of the stream in the file. `size`: bytes of the stream. `version`: the version that the file
-    must have; None for any. `content`: identifies the bytes of the file in the node's cache of videos. `listed`: path
-    or URL of a video in place, which may change. `gap`: packets at most this many bytes apart are better read together,
-    see `Storage`.
-    """
-
-    __slots__ = ("_content", "_file", "_storage", "_version", "gap", "listed", "requests", "size", "start")
-
-    def __init__(
-        self,
-        storage: Storage,
-        file: str,
-        start: int,
-        size: int,
-        version: Version | None = None,
-        content: str = "",
-        listed: str = "",
-    ) -> None:
-        self._storage, self._file, self.start, self._version = storage, file, start, version
-        self.listed = listed
-        self._content = content
-        self.size, self.gap, self.requests = size, storage.gap, 0
-
-    @property
-    def source(self) -> Hashable:
-        """Key of the file that `read_file` reads, equal for streams of one file; None if the node caches its bytes."""
-        if self._storage.units is not None and self._content:
-            return None
-        return id(self._storage), self._file, self._version
-
-    def __call__(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        units = self._storage.units
-        if units is None or not self._content:
-            self._fetch(ranges)
-        else:
-            units.read(f"{self._content}\0{self.start}", self.size, ranges, self._fetch)
-
-    def checked(self, read: Callable[[], T]) -> T:
-        """Call a function that reads and checks; if its check fails and the node's cache may be damaged, call it again.
-
-        For a video in place, the error says that its file changed.
-        """
-        try:
-            return self._read_again(read)
-        except ChecksumError as error:
-            if not self.listed:
-                raise
-            raise ChecksumError(f"{CHANGED}: {error.message}", file=self.listed, hint=CHANGED_HINT) from error
-
-    def _read_again(self, read: Callable[[], T]) -> T:
-        try:
-            return read()
-        except ChecksumError:
-            units = self._storage.units
-            if units is None or not self._content:
-                raise
-            units.forget(f"{self._content}\0{self.start}", self.size)
-            return read()
-
-    def read_file(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        """Read ranges of the file, given as offsets in the file; they may be outside the stream."""
-        self.requests += len(ranges)
-        self._storage.read_into(self._file, ranges, self._version)
-
-    def _fetch(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        self.read_file([(self.start + offset, view) for offset, view in ranges])
-
-
-class BlockReader:
-    """Reads ranges of a tar member whose blocks of `AUDIO_BLOCK` bytes have checksums; reads each block only once."""
-
-    __slots__ = ("_blocks", "_checksums", "_read", "bytes_read", "size")
-
-    def __init__(self, read: StreamReader, checksums: Sequence[int]) -> None:
-        self._read, self._checksums = read, checksums
-        self.size, self.bytes_read = read.size, 0
-        self._blocks: dict[int, bytes] = {}
-
-    @property
-    def requests(self) -> int:
-        """Number of ranges that were read."""
-        return self._read.requests
-
-    def bytes(self, offset: int, length: int) -> memoryview:
-        """Return `length` bytes from `offset` in the member; ChecksumError if one of their blocks is damaged."""
-        if offset < 0 or length < 0 or offset + length > self.size:
-            raise FormatError(f"bytes {offset} to {offset + length} are outside the {self.size} bytes of the M4A")
-        if not length:
-            return memoryview(b"")
-        first, last = offset // AUDIO_BLOCK, (offset + length - 1) // AUDIO_BLOCK
-        missing = [block for block in range(first, last + 1) if block not in self._blocks]
-        if missing:
-            self._load(missing[0], missing[-1])
-        joined = b"".join(self._blocks[block] for block in range(first, last + 1))
-        return memoryview(joined)[offset - first * AUDIO_BLOCK :][:length]
-
-    def _load(self, first: int, last: int) -> None:
-        start, stop = first * AUDIO_BLOCK, min((last + 1) * AUDIO_BLOCK, self.size)
-        data = bytearray(stop - start)
-        self._read.checked(partial(self._fill, start, data))
-        for block in range(first, last + 1):
-            self._blocks[block] = bytes(data[(block - first) * AUDIO_BLOCK :][:AUDIO_BLOCK])
-
-    def _fill(self, start: int, data: bytearray) -> None:
-        self._read([(start, memoryview(data))])
-        self.bytes_read += len(data)
-        for at in range(0, len(data), AUDIO_BLOCK):
-            block, found = (start + at) // AUDIO_BLOCK, zlib.crc32(data[at : at + AUDIO_BLOCK])
-            if found != self._checksums[block]:
-                raise ChecksumError(
-                    f"audio has checksum {found:08x}, the index says {self._checksums[block]:08x}",
-                    hint="run `fastvid verify`: the shard was damaged or replaced",
-                    block=block,
-                )

@@ -88,9 +88,10 @@ class Counters:
 
     def take_traffic(self) -> None:
         """Add this process's traffic with stores since the last call, whichever loader caused it."""
-        requests, size = TRAFFIC.take()
-        self.store_requests += requests
-        self.store_bytes += size
+        if TRAFFIC.requests or TRAFFIC.bytes:  # local files cause none
+            requests, size = TRAFFIC.take()
+            self.store_requests += requests
+            self.store_bytes += size
 
     def sums(self) -> tuple[float, ...]:
         """Return every sum in the order of the attributes, without skips, to be sent between processes."""

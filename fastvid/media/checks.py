@@ -30,7 +30,7 @@ from fastvid.format.headers import shortened
 from fastvid.format.mp4 import Track, read_track
 from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
 from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
-from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
+from fastvid.media.container import ffmpeg_message, fraction, open_demuxer, video_stream
 from fastvid.media.describe import ENCODE_HINT
 from fastvid.media.file_tables import FileReader, Tables
 from fastvid.media.prove import decode_padded, frame_digest

@@ -20,8 +20,7 @@ from fastvid.format.mp4 import Declared, declared_by_mp4
 from fastvid.format.packets import StreamInfo
 from fastvid.format.presentation import Coded, Times
 from fastvid.format.schema import Matrix, Range
-from fastvid.media.container import Read, element, find_moov
-from fastvid.media.demuxer import side_data
+from fastvid.media.container import Read, element, find_moov, side_data
 from fastvid.media.reasons import Reason
 from fastvid.runtime.arrays import IntArray
 

@@ -25,8 +25,7 @@ from fastvid.format.headers import WHOLE_PACKETS, FieldPairs
 from fastvid.format.mp4 import Declared, Track, frame_rate, read_moov
 from fastvid.format.presentation import usual_step
 from fastvid.format.schema import Codec
-from fastvid.media.container import Demuxed, check_fragments, check_pixels, find_moov
-from fastvid.media.demuxer import open_demuxer
+from fastvid.media.container import Demuxed, check_fragments, check_pixels, find_moov, open_demuxer
 from fastvid.media.describe import ENCODE_HINT, declared
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES

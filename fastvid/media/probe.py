@@ -28,8 +28,7 @@ from av.video.stream import VideoStream
 from fastvid.errors import SourceError
 from fastvid.format.headers import FieldPairs
 from fastvid.format.presentation import Coded
-from fastvid.media.container import RAW, Demuxed, check_fragments
-from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data
+from fastvid.media.container import RAW, Demuxed, check_fragments, ffmpeg_message, fraction, open_demuxer, side_data
 from fastvid.media.describe import HDR_TRANSFERS, Orientation, declared, plausible
 from fastvid.media.ffmpeg import Limits, is_full, no_space, temporary_file
 from fastvid.media.reasons import Reason

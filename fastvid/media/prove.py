@@ -37,8 +37,7 @@ from fastvid.format.mp4 import frame_rate
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.presentation import usual_step
 from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
-from fastvid.media.container import Demuxed, Read, check_fragments
-from fastvid.media.demuxer import ffmpeg_message, open_demuxer
+from fastvid.media.container import Demuxed, Read, check_fragments, ffmpeg_message, open_demuxer
 from fastvid.media.describe import ENCODE_HINT, TONE_MAP, declared, present, with_times
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import HEAD_BYTES, sniff

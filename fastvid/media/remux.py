@@ -21,7 +21,7 @@ from av.video.stream import VideoStream
 from fastvid.errors import SourceError
 from fastvid.format.packets import PacketTable, packet_records
 from fastvid.format.schema import Codec, PacketFlag
-from fastvid.media.demuxer import ffmpeg_message, open_demuxer, video_stream
+from fastvid.media.container import ffmpeg_message, open_demuxer, video_stream
 from fastvid.media.describe import ENCODE_HINT
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.prove import NumberedPackets, Playback, clock, described, number_packets, play, why_decode_whole

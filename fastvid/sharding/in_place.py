@@ -16,12 +16,13 @@ import pyarrow as pa
 
 from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.format.annotations import fact_columns
-from fastvid.format.dataset import change
+from fastvid.format.dataset import change, open_shard
 from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
-from fastvid.format.in_place import IndexedSample, IndexedStream, ListedFile, Root, common_root, parse_root
+from fastvid.format.in_place import ListedFile, Root, common_root, parse_root
 from fastvid.format.schema import FACT_FIELDS, IN_PLACE, IN_PLACE_SUFFIXES, later_stem
-from fastvid.format.shard import Shard, open_shard, write_in_place
+from fastvid.format.shard import Shard
 from fastvid.format.tar import TarDigest, TarMember
+from fastvid.format.writing import IndexedSample, IndexedStream, write_in_place
 from fastvid.media.describe import KEEP, TONE_MAP
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.index_video import Proof

@@ -276,24 +276,24 @@ class StoreTraffic:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._requests = self._bytes = 0
+        self.requests = self.bytes = 0  # since `take` was called last
 
     def sent(self) -> None:
         """Count a request, whether it succeeds or not."""
         with self._lock:
-            self._requests += 1
+            self.requests += 1
 
     def received(self, data: memoryview) -> memoryview:
         """Count the bytes of a response, and return them."""
         with self._lock:
-            self._bytes += len(data)
+            self.bytes += len(data)
         return data
 
     def take(self) -> tuple[int, int]:
         """Return the requests and bytes since the last call."""
         with self._lock:
-            taken = self._requests, self._bytes
-            self._requests = self._bytes = 0
+            taken = self.requests, self.bytes
+            self.requests = self.bytes = 0
         return taken
 
 

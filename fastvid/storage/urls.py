@@ -1,4 +1,4 @@
-"""Open, copy, link and hash whole files, given by their URLs."""
+"""Open folders given by their URLs, and open, copy, link and hash whole files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
-from fastvid.errors import FormatError, MissingDependency
+from fastvid.errors import FormatError, MissingDependency, UsageError
 from fastvid.runtime.values import sha256_of_pieces
 from fastvid.storage.local import LocalStorage
 from fastvid.storage.protocol import RemoteOptions, Storage
@@ -86,6 +86,32 @@ def _disk() -> LocalStorage:
 @lru_cache(maxsize=_STORAGES)
 def _open(root: str, query: str, options: RemoteOptions) -> ObjectStorage:
     return open_remote(root, options, query)
+
+
+def open_storage(url: str | os.PathLike[str], *, options: RemoteOptions | None = None) -> Storage:
+    """Open a local folder, ``file://``, ``s3://`` or ``gs://``; ``http(s)://`` and ``hf://`` read-only.
+
+    Args:
+        url: The folder.
+        options: Timeouts, concurrency and cache of remote storages; they do not change the bytes read.
+
+    Raises:
+        UsageError: If the URL is invalid or its scheme is unknown.
+        MissingDependency: If the package for remote storages is missing.
+    """
+    text = os.fspath(url)
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return LocalStorage(text)
+    if scheme == "file":
+        return LocalStorage(rest)
+    if scheme not in ("s3", "gs", "http", "https", "hf"):
+        raise UsageError(
+            f"unknown storage scheme {scheme!r}",
+            file=text,
+            hint="use a local path, file://, s3:// or gs://; http://, https:// and hf:// are read-only",
+        )
+    return open_remote(text, options)
 
 
 def open_remote(url: str, options: RemoteOptions | None, query: str = "") -> ObjectStorage:

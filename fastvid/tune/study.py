@@ -28,9 +28,9 @@ from fastvid.runtime.processes import available_cores
 from fastvid.runtime.values import count, duration, size, things
 from fastvid.sharding.encode.profiles import PROFILES, SWS_FLAGS, Profile, get_profile, input_options, picture_filters
 from fastvid.sharding.job.estimate import SAMPLED, Estimate, children_seconds, draw_sources, make_estimate
-from fastvid.sharding.job.job import choose_settings, run
+from fastvid.sharding.job.job import EncodeShards, choose_settings, run
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
-from fastvid.sharding.job.run import EncodeShards, How
+from fastvid.sharding.job.run import How
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.sources.tars import gather_sources
 from fastvid.storage import open_storage

@@ -13,7 +13,7 @@ from fastvid.errors import SourceError, UsageError
 from fastvid.format.in_place import ListedFile, Root
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.schema import PICTURES, StreamFlag
-from fastvid.format.tar import StreamReader
+from fastvid.format.shard import StreamReader
 from fastvid.media.describe import HDR
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.file_tables import FileReader

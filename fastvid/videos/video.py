@@ -24,10 +24,9 @@ from av.video.frame import VideoFrame
 from fastvid.decode.clips import Read, check_packets, read_clip
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Box, ClipRequest, Decoder, Planes, Rgb
-from fastvid.decode.sound import AudioClip, AudioWindow, check_rate, decode_audio, read_packets
+from fastvid.decode.sound import AudioClip, AudioWindow, check_rate, decode_audio, load_track, read_packets
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.dataset import whole_file
-from fastvid.format.mp4 import load_track
 from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
 from fastvid.format.planes import to_pixels
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, FLOW, PICTURES, Codec, StreamFlag

@@ -16,8 +16,8 @@ from fastvid.cli.main import main
 from fastvid.decode.sound import AudioClip
 from fastvid.errors import ChecksumError, DecodeError, FormatError, StateError, UsageError
 from fastvid.format.schema import AUDIO_BLOCK, PKT_HEADER_DTYPE, STREAM_DTYPE
-from fastvid.format.shard import Shard, index_shard
-from fastvid.format.tar import BlockReader
+from fastvid.format.shard import BlockReader, Shard
+from fastvid.format.writing import index_shard
 from fastvid.sharding.job.index import rebuild
 from fastvid.videos.dataset import open as open_dataset
 from fastvid.videos.video import Video

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastvid.decode import swscale
+from fastvid.decode import pyav
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Box, Planes, Rgb
 from fastvid.errors import DecodeError, UsageError
@@ -116,7 +116,7 @@ def test_wrong_key_flag_raises(decoder, videos):
 
 @pytest.mark.parametrize("padded", [16, 2])
 def test_rgb_converter_writes_all_columns_of_any_width(decoder, videos, monkeypatch, padded):
-    monkeypatch.setattr(swscale, "_ROW", padded)
+    monkeypatch.setattr(pyav, "_ROW", padded)
     video = videos.textured("intra")
     clip = video.clip([0], box=Box(0, 0, 96, 102))
     wrong = np.abs(decoded(decoder, clip, Rgb).data.astype(int) - reference(video, clip)).max() > 3

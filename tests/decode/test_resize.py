@@ -9,8 +9,8 @@ from av.video.frame import VideoFrame
 
 from fastvid.decode.colours import ClipPlanes
 from fastvid.decode.pixels import clip_to_rgb
+from fastvid.decode.pyav import RgbConverter
 from fastvid.decode.request import Box, ClipRequest, Rgb
-from fastvid.decode.swscale import RgbConverter
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec, Matrix, Range
 

@@ -18,16 +18,11 @@ from hypothesis import strategies as st
 
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.annotations import annotation_table
-from fastvid.format.dataset import (
-    Dataset,
-    Generation,
-    ShardRecord,
-    commit_generation,
-    read_generation,
-)
+from fastvid.format.dataset import Dataset, Generation, ShardRecord, commit_generation, read_generation
 from fastvid.format.schema import KEY_PATTERN, StreamFlag, check_key
-from fastvid.format.shard import Shard, index_shard, sample_members, write_shard
+from fastvid.format.shard import Shard
 from fastvid.format.tar import read_members, wds2idx, write_tar
+from fastvid.format.writing import index_shard, sample_members, write_shard
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.storage import LocalStorage
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from fastvid.errors import FormatError
-from fastvid.format.dataset import Dataset
+from fastvid.format.dataset import Dataset, OpenShards
 from fastvid.format.packets import PacketTable, TableCache, packet_records
 from fastvid.format.schema import PacketFlag, from_parquet, to_parquet
-from fastvid.format.shard import OpenShards, Shard
+from fastvid.format.shard import Shard
 from fastvid.storage import RemoteOptions, open_storage
 from tests.datasets import make_clip, pack
 

@@ -14,7 +14,7 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.request import Rgb
 from fastvid.format.generations import read_generation
 from fastvid.format.schema import Codec
-from fastvid.format.shard import sample_members, write_shard
+from fastvid.format.writing import sample_members, write_shard
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.train.records.records import curve, read

@@ -16,7 +16,7 @@ from fastvid.decode.request import Planes, Rgb
 from fastvid.errors import MissingDependency, StorageError, UsageError
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.schema import FACT_FIELDS, Codec, PacketFlag
-from fastvid.format.tar import StreamReader
+from fastvid.format.shard import StreamReader
 
 SHARD_SAMPLES = 16
 HEIGHT, WIDTH = 32, 48

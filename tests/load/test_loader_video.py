@@ -11,7 +11,7 @@ from fastvid.errors import ChecksumError, FormatError, StorageError
 from fastvid.format.annotations import annotation_table
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import Generation, ShardRecord, commit_generation
-from fastvid.format.shard import sample_members, write_shard
+from fastvid.format.writing import sample_members, write_shard
 from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, MultiScaleCrop, RandomCrop, RandomResizedCrop
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.storage import LocalStorage

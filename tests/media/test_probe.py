@@ -11,7 +11,7 @@ import pytest
 import fastvid
 from fastvid.errors import SourceError
 from fastvid.format.schema import Matrix
-from fastvid.media.demuxer import fraction, open_demuxer
+from fastvid.media.container import fraction, open_demuxer
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.prove import index_video
 from fastvid.media.reasons import Reason

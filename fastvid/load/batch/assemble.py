@@ -233,7 +233,8 @@ class Assembler:
         shape = (len(samples), *self._views, longest)
         frames = np.where(clips[:, None], plan.frames[:, :longest], -1).reshape(shape)
         seconds = np.where(clips[:, None], plan.seconds[:, :longest], -1).reshape(shape)
-        weight = np.where(valid, share.weight, 0).astype(np.float32)
+        # The weights of all ranks add up to one.
+        weight = np.where(valid, 1.0 / (share.stop - share.start), 0).astype(np.float32)
         small: dict[str, npt.NDArray[Any]] = spec.annotations.on_device(samples, valid)
         small |= {"weight": weight, "valid": valid}
         small |= {} if spec.signals is None else spec.signals.rows(samples, valid, frames)

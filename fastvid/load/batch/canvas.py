@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fastvid.decode.colours import ClipPlanes, Pixels, empty_batch
 from fastvid.decode.pixels import finish_planes, finish_rgb, resize
-from fastvid.decode.pyav import Recutter
+from fastvid.decode.pyav import RgbConverter
 from fastvid.decode.request import (
     SLACK,
     ClipRequest,
@@ -366,7 +366,7 @@ def to_flow(luma: Tensor, info: StreamInfo, request: ClipRequest) -> Tensor:
 OpenSink = Callable[[Plan, int], Sink]
 """Opens the sink of one stream of a batch, given the batch's plan and the number of the stream."""
 
-# Outputs that a `Recutter` can write.
+# Outputs to which planes can be cut.
 _CUT: Final = frozenset({Planes, Rgb})
 
 
@@ -381,7 +381,7 @@ class CanvasMemory:
     ) -> None:
         self.streams, self.stream, self.pool = streams, stream, pool
         self.planes = BufferPool(threads)
-        self.recutters: deque[tuple[Recutter, DecodeBuffer]] = deque()
+        self.converters: deque[tuple[RgbConverter, DecodeBuffer]] = deque()
 
     def open(self, plan: Plan) -> Canvas:
         """Open the canvas of a plan."""
@@ -436,27 +436,27 @@ class Canvas:
         Called by the thread that decoded them.
         """
         try:
-            recutter, buffer = self._memory.recutters.pop()
+            converter, buffer = self._memory.converters.pop()
         except IndexError:
-            recutter, buffer = Recutter(), DecodeBuffer()
-        self._cut(row, self.planes.pop(row), recutter, buffer)
-        self._memory.recutters.append((recutter, buffer))
+            converter, buffer = RgbConverter(), DecodeBuffer()
+        plan, planes, whole = self.plan, self.planes.pop(row), self.plan.request(row)
+        for number in range(row, plan.reads[row]):
+            part = plan.part(number)
+            index = np.searchsorted(whole.frames, part.frames).tolist()
+            inside = replace(part, box=replace(part.box, y=part.box.y - whole.box.y, x=part.box.x - whole.box.x))
+            self._taken[number] = sink = next(one for one in self._sinks[number // self._rows] if one.kinds & _CUT)
+            output = sink.output(number % self._rows)
+            if isinstance(output, Planes):
+                planes.cut(inside.box, index, output)
+                continue
+            assert isinstance(output, RgbRow)
+            converter.convert(plan.info(row), inside, planes, index, buffer.open(output))
+            buffer.finish(output)
+        self._memory.converters.append((converter, buffer))
 
     def finish(self) -> list[Video]:
         """Return each stream on its device. Called once, after every row is done, within `LoaderStream.use`."""
         return [self._finish(number * self._rows, sinks) for number, sinks in enumerate(self._sinks)]
-
-    def _cut(self, row: int, planes: Planes, recutter: Recutter, buffer: DecodeBuffer) -> None:
-        plan, whole = self.plan, self.plan.request(row)
-        for number in range(row, plan.reads[row]):
-            part = plan.part(number)
-            index = np.searchsorted(whole.frames, part.frames).tolist()
-            self._taken[number] = sink = next(one for one in self._sinks[number // self._rows] if one.kinds & _CUT)
-            output = sink.output(number % self._rows)
-            target = buffer.open(output) if isinstance(output, RgbRow) else output
-            recutter.cut(plan.info(row), whole.box, planes, index, part, target)
-            if isinstance(output, RgbRow):
-                buffer.finish(output)
 
     def _finish(self, first: int, sinks: Sequence[Sink]) -> Video:
         taken = list(map(self._taken.get, range(first, first + self._rows)))

@@ -24,8 +24,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.schema import PICTURES
 from fastvid.load.batch.batch import Batch
 from fastvid.load.clips.timed_sampling import Deltas
-from fastvid.load.order.draws import BatchDraws, Purpose
-from fastvid.load.order.epoch import MASKED, EveryFrame
+from fastvid.load.order.epoch import EveryFrame
 from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.runtime.arrays import BoolArray, Float32Array, IntArray
 from fastvid.runtime.values import check_choice, sha256
@@ -272,66 +271,6 @@ def _contains_text(kind: pa.DataType) -> bool:
 
 IGNORED_LABEL: Final = -100
 """Label of masked and unlabelled rows: the default ignore_index of torch's cross_entropy."""
-
-
-class RowAnnotations:
-    """The entries of batches that come from the annotations."""
-
-    def __init__(self, dataset: Dataset | Mixture, extras: Extras) -> None:
-        self.label = dataset.labels  # label of each sample of the dataset, int64 [N], -1 for none
-        self.columns = {name: dataset.column(name) for name in extras.fields}
-        # Items have the texts and labels of their samples.
-        self.items = dataset if isinstance(dataset, EveryFrame) else None
-        owner = dataset if self.items is None else self.items.samples
-        self.text = None if extras.text is None else TextColumns(extras.text, owner)
-        self.labels = None if extras.labels is None else MultiHotLabels(extras.labels, owner)
-        self.mixture = dataset if isinstance(dataset, Mixture) else None
-
-    @property
-    def fingerprint(self) -> dict[str, str]:
-        """What determines texts and labels besides seed, epoch and position, as text by argument."""
-        text = {} if self.text is None else {"text": repr(self.text.text)}
-        return text if self.labels is None else text | {"labels": repr(self.labels.labels)}
-
-    def on_device(self, samples: IntArray, valid: BoolArray) -> dict[str, npt.NDArray[Any]]:
-        """Return the entries that belong on the device: label, int64 [B], and if requested labels, float32 [B, C].
-
-        `samples`: sample of each row, int64 [B]; MASKED for padding. `valid`: which rows are not masked, bool
-        [B].
-        """
-        label = np.where(valid, self.label[samples], -1)
-        made: dict[str, npt.NDArray[Any]] = {"label": np.where(label < 0, IGNORED_LABEL, label)}
-        return made if self.labels is None else made | {"labels": self.labels.rows(self._owners(samples), valid)}
-
-    def on_host(self, samples: IntArray, draws: BatchDraws) -> dict[str, Any]:
-        """Return the entries that stay on the host: fields, and text and dataset if there are any.
-
-        `samples`: sample of each row, int64 [B]; MASKED for padding. `draws`: the random numbers of each row.
-        """
-        rows = _numbered(samples)
-        made: dict[str, Any] = {
-            "fields": {
-                name: tuple(None if row is None else column[row].as_py() for row in rows)
-                for name, column in self.columns.items()
-            }
-        }
-        if self.text is not None:
-            # Word 0 chooses and word 1 drops, so that drop= does not change which texts are chosen.
-            numbers = draws.uniform(Purpose.TEXT, 2).tolist()
-            owners = _numbered(self._owners(samples))
-            made["text"] = tuple(self.text.row(owner, *drawn) for owner, drawn in zip(owners, numbers, strict=True))
-        if self.mixture is not None:
-            made["dataset"] = tuple("" if row is None else self.mixture.name_of(row) for row in rows)
-        return made
-
-    def _owners(self, samples: IntArray) -> IntArray:
-        """Return the sample of each row, int64 [B]; of `EveryFrame` that of the item. MASKED stays."""
-        return samples if self.items is None else np.where(samples == MASKED, MASKED, self.items.place(samples)[0])
-
-
-def _numbered(samples: IntArray) -> list[int | None]:
-    """Return sample numbers as a list, with None for MASKED."""
-    return [None if sample == MASKED else sample for sample in samples.tolist()]
 
 
 SignalsAsked = Mapping[str, Deltas | None] | Sequence[str]

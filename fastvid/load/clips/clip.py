@@ -108,12 +108,6 @@ class ClipRules:
         count, size = self.num_frames, self.output
         return None if count is None or size is None else (count, *size)
 
-    def groups(self, samples: IntArray) -> Iterator[tuple[list[int], Sampler, Spatial]]:
-        """Yield groups of samples with the same sampler and crop: indices into `samples`, int64 [N], and these two."""
-        numbers = np.searchsorted(np.asarray(self.ends), samples, side="right")
-        for number in np.unique(numbers).tolist():
-            yield np.flatnonzero(numbers == number).tolist(), self.samplers[number], self.spatials[number]
-
     @property
     def pairs(self) -> tuple[tuple[Sampler, Spatial], ...]:
         """Sampler and transforms of each dataset, or one pair for all samples."""

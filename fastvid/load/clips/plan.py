@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -33,8 +33,8 @@ from fastvid.format.schema import FLOW, PICTURES
 from fastvid.format.shard import Shard
 from fastvid.load.clips.clip import ClipRules, SampleAnnotations, check_lengths, stack_frames
 from fastvid.load.clips.crops import Spatial
-from fastvid.load.clips.sampling import Sampler, VideoInfo, Videos, with_length
-from fastvid.load.clips.views import ONE_VIEW
+from fastvid.load.clips.sampling import BatchSampler, Clips, Sampler, VideoInfo, Videos, is_own, with_length
+from fastvid.load.clips.views import ONE_VIEW, Views
 from fastvid.load.order.buckets import ClipSizes
 from fastvid.load.order.draws import BatchDraws
 from fastvid.load.order.epoch import (
@@ -228,7 +228,7 @@ class Planner:
         shards = self._find(plan)
         clips: list[IntArray | None] = [None] * len(plan.lengths)
         present = np.flatnonzero(plan.valid)
-        for some, sampler, spatial in self.rules.groups(samples[present]):
+        for some, sampler, spatial in groups(self.rules, samples[present]):
             if share.shape is not None:
                 sampler, spatial = with_length(sampler, share.shape[0]), spatial.of_size(share.shape[1:])
             rows = present[some].tolist()
@@ -320,12 +320,14 @@ class Planner:
             facts = (info.num_frames, float(info.fps), width, height, plan.keys[row], annotations)
             return VideoInfo(*facts, anchor=anchor, times=times.get(number))
 
-        shown = views.draw_all(sampler, Videos(num_frames, fps, draws, anchors, times), video)
+        shown = draw_all(views, sampler, Videos(num_frames, fps, draws, anchors, times), video)
         cuts = plan.cuts.reshape(len(rules.streams), len(plan.samples), views.num_clips, views.num_crops, 7)
         for number, stream in enumerate(rules.streams):
             heights, widths = plan.sizes[number, rows].T
             # The same draws for all streams: those of one size, such as pictures and their flow, get the same crop.
-            views_of = views.divided(spatial.cuts(heights.tolist(), widths.tolist(), draws), heights, widths)
+            views_of = spatial.cuts(heights.tolist(), widths.tolist(), draws)
+            if views.num_crops > 1:
+                views_of = views.divided(views_of, heights, widths)
             views_of = views_of.reshape(len(rows), 1, views.num_crops, 7)
             if stream == FLOW:
                 views_of[..., 2] += heights[:, None, None]
@@ -376,7 +378,7 @@ class Planner:
     def _sound_samples(self, positions: IntArray, audio: Audio) -> Iterator[int]:
         """Yield the number of sound samples of the clips at other ranks' positions, computed from the annotations."""
         samples = self.order.ids(positions)
-        for some, sampler, _ in self.rules.groups(samples):
+        for some, sampler, _ in groups(self.rules, samples):
             chosen, draws = samples[some], BatchDraws(self.order.seed, self.order.epoch, positions[some])
             facts = [column[chosen] for column in self._facts]
 
@@ -385,7 +387,7 @@ class Planner:
                 num_frames, fps, width, height = (column[row].item() for column in facts)  # noqa: B023
                 return VideoInfo(num_frames, fps, width, height, self.dataset.key(sample), annotations)
 
-            clips = ONE_VIEW.draw_all(sampler, Videos(facts[0], facts[1], draws), video)
+            clips = draw_all(ONE_VIEW, sampler, Videos(facts[0], facts[1], draws), video)
             for frames, rate in zip(clips, facts[1].tolist(), strict=True):
                 yield audio.window(frames, Fraction(rate).limit_denominator(_LARGEST_DENOMINATOR)).count
 
@@ -404,6 +406,21 @@ class Planner:
             with ThreadPoolExecutor(min(self._at_once, len(closed)), thread_name_prefix="fastvid-open") as pool:
                 for opened in [pool.submit(self.dataset.shard, index) for index in closed]:
                     opened.exception()
+
+
+def groups(rules: ClipRules, samples: IntArray) -> Iterator[tuple[list[int], Sampler, Spatial]]:
+    """Yield groups of samples with the same sampler and crop: indices into `samples`, int64 [N], and these two."""
+    numbers = np.searchsorted(np.asarray(rules.ends), samples, side="right")
+    for number in np.unique(numbers).tolist():
+        yield np.flatnonzero(numbers == number).tolist(), rules.samplers[number], rules.spatials[number]
+
+
+def draw_all(views: Views, sampler: Sampler, videos: Videos, video: Callable[[int], VideoInfo]) -> Clips:
+    """Return the frame indices of the clips of each video, video by video; `video`: returns the facts of one."""
+    if is_own(sampler) and views.num_clips == 1 and not views.places:
+        return cast(BatchSampler, sampler).draw_all(videos)
+    rows = range(len(videos.num_frames))
+    return [clip for row in rows for clip in views.clips(sampler, video(row), videos.draws[row])]
 
 
 def prefetch_threads(dataset: Dataset | Mixture, asked: int | None = None) -> int:

@@ -6,7 +6,6 @@ View v shows clip v // num_crops and crop v % num_crops, the order that SlowFast
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
@@ -16,15 +15,11 @@ import numpy.typing as npt
 from fastvid.errors import UsageError
 from fastvid.load.clips.crops import CenterCrop, Spatial, View
 from fastvid.load.clips.sampling import (
-    BatchSampler,
-    Clips,
     Sampler,
     Segments,
     VideoInfo,
-    Videos,
     check_counts,
     draw_frames,
-    is_own,
 )
 from fastvid.load.order.draws import BatchDraws, Draws
 from fastvid.runtime.arrays import IntArray
@@ -94,13 +89,6 @@ class Views:
             UsageError: If the sampler fails, or chooses anything but frames of the video; names sampler and key.
         """
         return draw_frames(sampler, video, lambda: self._chosen(sampler, video, draws))
-
-    def draw_all(self, sampler: Sampler, videos: Videos, video: Callable[[int], VideoInfo]) -> Clips:
-        """Return the frame indices of the N clips of each video, video by video; `video`: returns the facts of one."""
-        if is_own(sampler) and self.num_clips == 1 and not self.places:
-            return cast(BatchSampler, sampler).draw_all(videos)
-        rows = range(len(videos.num_frames))
-        return [clip for row in rows for clip in self.clips(sampler, video(row), videos.draws[row])]
 
     def _chosen(self, sampler: Sampler, video: VideoInfo, draws: Draws) -> list[npt.ArrayLike]:
         if self.places:

@@ -448,11 +448,6 @@ class Share:
     # first row of each of this rank's bins, and the number of rows, int64 [n + 1]; None if rows are not packed.
     bins: IntArray | None = None
 
-    @property
-    def weight(self) -> float:
-        """Weight of each sample; the weights of all ranks add up to one."""
-        return 1.0 / (self.stop - self.start)
-
 
 class EpochBatches(Protocol):
     """The batches of one epoch. A position counts the samples of the epoch in the order of delivery."""

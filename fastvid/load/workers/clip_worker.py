@@ -20,8 +20,7 @@ from fastvid.decode.request import ClipRequest, Decoder, DecoderOutput, EncodedC
 from fastvid.errors import FastvidError, FormatError
 from fastvid.format.packets import PacketPlan, StreamInfo, packet_offsets
 from fastvid.format.schema import INPUT_PADDING
-from fastvid.format.shard import Shard
-from fastvid.format.tar import StreamReader
+from fastvid.format.shard import Shard, StreamReader
 from fastvid.load.clips.plan import ClipPlace, SoundTask
 from fastvid.load.memory import DecodeBuffer, RgbRow
 from fastvid.load.stats import Counters

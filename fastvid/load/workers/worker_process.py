@@ -23,7 +23,8 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.request import ClipRequest, DecoderOutput, EncodedClip, packed, packed_size
 from fastvid.decode.sound import AudioWindow, EncodedAudio
 from fastvid.errors import FastvidError, FormatError, error_from_json, error_to_json
-from fastvid.format.shard import OpenShards, ShardFolder
+from fastvid.format.dataset import OpenShards
+from fastvid.format.shard import ShardFolder
 from fastvid.load.clips.plan import ClipPlace, SoundTask
 from fastvid.load.memory import RgbRow, RowLayout
 from fastvid.load.stats import Counters

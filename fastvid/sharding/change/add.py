@@ -39,6 +39,7 @@ from fastvid.sharding.job import ledger
 from fastvid.sharding.job.frozen import given_sources, start_work
 from fastvid.sharding.job.job import (
     MAX_SECONDS,
+    EncodeShards,
     JobReport,
     annotations_of,
     check_amounts,
@@ -50,7 +51,7 @@ from fastvid.sharding.job.job import (
 from fastvid.sharding.job.ledger import Part, Row
 from fastvid.sharding.job.lock import Staging
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, differences
-from fastvid.sharding.job.run import EncodeShards, How, ShardWork
+from fastvid.sharding.job.run import How, ShardWork
 from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, public_path
 from fastvid.sharding.sources.tars import gather_sources
 from fastvid.storage import Storage, open_storage

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.annotations import KeptSignals, join_signals
-from fastvid.format.dataset import ListedSample, listed_samples, write_listed
+from fastvid.format.dataset import open_shard
 from fastvid.format.generations import (
     Generation,
     ShardRecord,
@@ -39,8 +39,8 @@ from fastvid.format.generations import (
     read_head,
 )
 from fastvid.format.schema import FOREIGN, later_stem, shard_stem
-from fastvid.format.shard import open_shard, write_shard
 from fastvid.format.tar import TarDigest, read_members, to_json
+from fastvid.format.writing import ListedSample, listed_samples, write_listed, write_shard
 from fastvid.runtime import faults
 from fastvid.runtime.values import sha256, things
 from fastvid.sharding.change.history import sweep

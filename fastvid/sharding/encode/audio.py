@@ -26,7 +26,7 @@ from av.video.stream import VideoStream
 
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.mp4 import AudioInfo, index_m4a
-from fastvid.media.demuxer import fraction, open_demuxer
+from fastvid.media.container import fraction, open_demuxer
 from fastvid.media.ffmpeg import Limits, contents
 from fastvid.media.probe import OpenSource, private_copy
 from fastvid.media.reasons import Reason

@@ -25,7 +25,7 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, Colorspace
 
 from fastvid.errors import SourceError
-from fastvid.media.demuxer import open_demuxer, side_data, video_stream
+from fastvid.media.container import open_demuxer, side_data, video_stream
 from fastvid.media.probe import OpenSource, SourceInfo
 from fastvid.media.reasons import Reason
 from fastvid.media.timing import FrameTiming, clip_frames

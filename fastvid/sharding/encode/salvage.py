@@ -30,7 +30,7 @@ from av.video.stream import VideoStream
 
 from fastvid.errors import SourceError, UsageError
 from fastvid.format.schema import Codec
-from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
+from fastvid.media.container import ffmpeg_message, fraction, open_demuxer, video_stream
 from fastvid.media.ffmpeg import Limits, is_full, no_space, temporary_file
 from fastvid.media.probe import OpenSource, SourceInfo, probe
 from fastvid.media.reasons import Reason

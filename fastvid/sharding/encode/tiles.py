@@ -19,7 +19,7 @@ from fastvid.decode.containers import minimal_mp4
 from fastvid.errors import SourceError, naming_extras
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec, Range
-from fastvid.media.demuxer import open_demuxer, video_stream
+from fastvid.media.container import open_demuxer, video_stream
 from fastvid.media.reasons import Reason
 from fastvid.runtime.arrays import UInt8Array
 

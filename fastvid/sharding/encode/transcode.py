@@ -37,7 +37,7 @@ from fastvid.format.mp4 import index_mp4, read_track
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.schema import PacketFlag, StreamFlag
 from fastvid.media.checks import Finding, Promised, check_stream
-from fastvid.media.demuxer import open_demuxer, video_stream
+from fastvid.media.container import open_demuxer, video_stream
 from fastvid.media.ffmpeg import (
     STATISTICS,
     Limits,

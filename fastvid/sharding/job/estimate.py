@@ -21,9 +21,9 @@ from fastvid.runtime.names import encode_name
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.values import count, duration, size, things
 from fastvid.sharding.engines.local import LocalEngine
-from fastvid.sharding.job.job import MAX_SECONDS, check_amounts, choose_settings
+from fastvid.sharding.job.job import MAX_SECONDS, EncodeShards, check_amounts, choose_settings
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, plan_shards
-from fastvid.sharding.job.run import EncodeShards, How, Job
+from fastvid.sharding.job.run import How, Job
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.sources.tars import gather_sources
 from fastvid.storage import LocalStorage

@@ -18,7 +18,6 @@ import pyarrow as pa
 from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.format.dataset import change
 from fastvid.format.generations import Generation, ShardRecord, history, read_generation, read_head, upgrade_records
-from fastvid.format.in_place import IndexedSample, IndexedStream
 from fastvid.format.schema import (
     DATASET_JSON,
     FACT_FIELDS,
@@ -29,8 +28,8 @@ from fastvid.format.schema import (
     shard_stem,
 )
 from fastvid.format.selection import with_facts
-from fastvid.format.shard import index_shard
 from fastvid.format.tar import TarDigest, TarMember
+from fastvid.format.writing import IndexedSample, IndexedStream, index_shard
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.index_video import Proof
 from fastvid.media.reasons import Reason

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import pyarrow as pa
@@ -21,6 +22,8 @@ from fastvid.errors import JobError, UsageError
 from fastvid.format.annotations import annotation_table
 from fastvid.format.generations import Generation, ShardRecord, commit_generation, read_generation
 from fastvid.format.schema import DATASET_JSON, LEDGER
+from fastvid.format.tar import TarDigest
+from fastvid.format.writing import sample_members, write_shard
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.index_video import Proof
 from fastvid.media.reasons import Reason
@@ -30,6 +33,7 @@ from fastvid.sharding.encode.flow import PICTURES, choose_streams
 from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
 from fastvid.sharding.job.frozen import starting
 from fastvid.sharding.job.ledger import (
+    PackedSample,
     Part,
     block,
     problem_row,
@@ -39,11 +43,12 @@ from fastvid.sharding.job.ledger import (
     settle_rows,
     write_ledger,
 )
-from fastvid.sharding.job.lock import lock_folder
-from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart, differences, digest
-from fastvid.sharding.job.restore import annotation_row
-from fastvid.sharding.job.run import EncodeShards, How, Job, ShardWork
-from fastvid.sharding.sources.sources import Changes, SourceList
+from fastvid.sharding.job.lock import lock_folder, scratch_folder
+from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart, differences, digest, job_identity, plan_shards
+from fastvid.sharding.job.restore import annotate_members, annotation_row, dataset_record, with_record
+from fastvid.sharding.job.run import How, Job, ShardWork, SourceWork, View
+from fastvid.sharding.sources.sources import Changes, Source, SourceList
+from fastvid.sharding.work.tasks import EncodedSample
 from fastvid.storage import Storage, open_storage
 
 # Hex digits of the job's identity that form the dataset's id.
@@ -424,3 +429,65 @@ def _since(ledger: pa.Table, found: SourceList) -> Changes:
     both = [(rows[name], now[name]) for name in sorted(rows.keys() & now.keys())]
     changed = [row["source_id"] for row, one in both if not one.is_version(row["bytes_in"], row["source_tag"])]
     return Changes(sorted(now.keys() - rows.keys()), sorted(rows.keys() - now.keys()), changed)
+
+
+class EncodeShards(SourceWork):
+    """Encodes sources into new tars. `seed`: seed of the order of samples in the shards."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        found: SourceList,
+        settings: Settings,
+        *,
+        samples_per_shard: int,
+        seed: int = 0,
+        scratch: str | os.PathLike[str] | None = None,
+        drop_duplicates: bool = False,
+        classes: Sequence[str] | None = None,
+        labels: Mapping[str, int] | None = None,
+        generation: int = 1,
+        shards: Sequence[Sequence[Source]] | None = None,
+    ) -> None:
+        tried = [source for source in found.sources if source.problem is None]
+        super().__init__(
+            storage,
+            found,
+            settings,
+            shards or found.shards or plan_shards(tried, seed=seed, samples=samples_per_shard),
+            seed,
+        )
+        self.scratch, self.drop_duplicates = scratch_folder(storage, scratch), drop_duplicates
+        self.identity = {
+            **job_identity(found, settings, seed=seed, samples_per_shard=samples_per_shard),
+            **({"drop_duplicates": True} if drop_duplicates else {}),
+        }
+        self._classes = found.classes if classes is None else tuple(classes)
+        self._labels = {name: number for number, name in enumerate(self._classes)} if labels is None else labels
+        self._generation = generation
+        self.encoder, self.profile = self.identity["encoder"], self.identity["profile"]
+        self.streams, self.extras = settings.streams.video, settings.streams.to_json()
+
+    def made(self, views: Sequence[View]) -> Iterator[tuple[PackedSample, tuple[str, Mapping[str, bytes]]]]:
+        """See `SourceWork`."""
+        for source, sample in self._samples(views):
+            meta = sample.meta
+            place = (meta.get(name) for name in ("parent", "start_seconds", "end_seconds", "bad_frames"))
+            facts = (sample.num_frames, meta["fps"], meta["width"], meta["height"])
+            packed = PackedSample(encode_name(source.id), sample.key, *facts, *place)
+            row = annotation_row(packed, source, self._labels)
+            yield packed, (sample.key, annotate_members(sample_members(meta, sample.streams), row, self._classes))
+
+    def pack(self, shard: int, samples: Iterator[tuple[str, Mapping[str, bytes]]]) -> TarDigest | None:
+        """See `SourceWork`."""
+        first = next(samples, None)
+        if first is None:
+            return None
+        made = Generation(self._generation, (), self.streams, self._classes, extras=self.extras)
+        members = with_record(chain([first], samples), dataset_record(made, self.profile, self.encoder))
+        return write_shard(self.storage, self.stems[shard], members, streams=self.streams, scratch=self.scratch)
+
+    def _samples(self, views: Sequence[View]) -> Iterator[tuple[Source, EncodedSample]]:
+        """Yield the encoded samples of packed sources, each with the source whose name and annotations it gets."""
+        for source, outcome in views:
+            yield from ((source, sample) for sample in outcome.samples)

@@ -23,10 +23,9 @@ import pyarrow as pa
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.annotations import annotation_table, fact_columns, read_signals, signals_file
 from fastvid.format.generations import Generation, ShardRecord, commit_generation
-from fastvid.format.in_place import IndexedSample
 from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS, SIGNALS
-from fastvid.format.shard import index_shard
 from fastvid.format.tar import read_members, to_json
+from fastvid.format.writing import IndexedSample, index_shard
 from fastvid.runtime.values import sha256
 from fastvid.sharding.job.ledger import PackedSample, read_blocked
 from fastvid.sharding.job.lock import lock_folder

@@ -1,7 +1,13 @@
 """A job: resumes the work of earlier runs, processes missing sources and writes complete shards.
 
-A `ShardWork` defines what is done with the sources; `EncodeShards` encodes them. The slot of a source is its position
-among the sources of its shard.
+A `ShardWork` defines what is done with the sources. The slot of a source is its position among the sources of its
+shard.
+
+`OutageDetector` detects outages that are no fault of a source: a full or failing disk, or a store that is down or
+denies access. On the web, a server that does not answer is an ordinary fault of one source. In contrast, all sources in
+the user's own bucket fail together, for example when credentials expire during a job. So that they are not all
+rejected, the job stops, and resumes when it is run again. A source on a disk that was listed but cannot be read is not
+rejected either: the disk may be unmounted or failing. The job processes all other sources, and then stops.
 """
 
 from __future__ import annotations
@@ -10,35 +16,34 @@ import contextlib
 import logging
 import os
 import shutil
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, islice
+from itertools import accumulate, islice
 from typing import Any, Final
 
-from fastvid.errors import JobError
-from fastvid.format.generations import Generation
+from fastvid.errors import JobError, StorageError
 from fastvid.format.schema import LEDGER_PARTS, PICTURES, shard_stem
-from fastvid.format.shard import sample_members, write_shard
 from fastvid.format.tar import TarDigest
 from fastvid.media.reasons import Reason
 from fastvid.runtime import faults
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.progress import Progress
+from fastvid.runtime.values import things
 from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.engines.local import Engine, open_engine
 from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, part_stems, read_part, write_part
-from fastvid.sharding.job.lock import JobLease, Staging, scratch_folder
-from fastvid.sharding.job.outages import OutageDetector
-from fastvid.sharding.job.plan import JobPart, differences, file_order, job_identity, plan_shards
-from fastvid.sharding.job.restore import annotate_members, annotation_row, dataset_record, with_record
+from fastvid.sharding.job.lock import JobLease, Staging
+from fastvid.sharding.job.plan import JobPart, differences, file_order
 from fastvid.sharding.sources.sources import Source, SourceList
-from fastvid.sharding.work.tasks import EncodedSample, Outcome, SourceTask
-from fastvid.storage import LocalStorage, Storage
+from fastvid.sharding.work.tasks import Outcome, SourceTask
+from fastvid.storage import LocalStorage, RemoteOptions, Storage
+from fastvid.storage.urls import FileUrl, is_remote, open_root
 
 _LOG = logging.getLogger(__name__)
 
@@ -194,68 +199,6 @@ class SourceWork(ShardWork):
         return Part(stem, rows, packed, digest, self.encoder, self.write_signals(stem, packed))
 
 
-class EncodeShards(SourceWork):
-    """Encodes sources into new tars. `seed`: seed of the order of samples in the shards."""
-
-    def __init__(
-        self,
-        storage: Storage,
-        found: SourceList,
-        settings: Settings,
-        *,
-        samples_per_shard: int,
-        seed: int = 0,
-        scratch: str | os.PathLike[str] | None = None,
-        drop_duplicates: bool = False,
-        classes: Sequence[str] | None = None,
-        labels: Mapping[str, int] | None = None,
-        generation: int = 1,
-        shards: Sequence[Sequence[Source]] | None = None,
-    ) -> None:
-        tried = [source for source in found.sources if source.problem is None]
-        super().__init__(
-            storage,
-            found,
-            settings,
-            shards or found.shards or plan_shards(tried, seed=seed, samples=samples_per_shard),
-            seed,
-        )
-        self.scratch, self.drop_duplicates = scratch_folder(storage, scratch), drop_duplicates
-        self.identity = {
-            **job_identity(found, settings, seed=seed, samples_per_shard=samples_per_shard),
-            **({"drop_duplicates": True} if drop_duplicates else {}),
-        }
-        self._classes = found.classes if classes is None else tuple(classes)
-        self._labels = {name: number for number, name in enumerate(self._classes)} if labels is None else labels
-        self._generation = generation
-        self.encoder, self.profile = self.identity["encoder"], self.identity["profile"]
-        self.streams, self.extras = settings.streams.video, settings.streams.to_json()
-
-    def made(self, views: Sequence[View]) -> Iterator[tuple[PackedSample, tuple[str, Mapping[str, bytes]]]]:
-        """See `SourceWork`."""
-        for source, sample in self._samples(views):
-            meta = sample.meta
-            place = (meta.get(name) for name in ("parent", "start_seconds", "end_seconds", "bad_frames"))
-            facts = (sample.num_frames, meta["fps"], meta["width"], meta["height"])
-            packed = PackedSample(encode_name(source.id), sample.key, *facts, *place)
-            row = annotation_row(packed, source, self._labels)
-            yield packed, (sample.key, annotate_members(sample_members(meta, sample.streams), row, self._classes))
-
-    def pack(self, shard: int, samples: Iterator[tuple[str, Mapping[str, bytes]]]) -> TarDigest | None:
-        """See `SourceWork`."""
-        first = next(samples, None)
-        if first is None:
-            return None
-        made = Generation(self._generation, (), self.streams, self._classes, extras=self.extras)
-        members = with_record(chain([first], samples), dataset_record(made, self.profile, self.encoder))
-        return write_shard(self.storage, self.stems[shard], members, streams=self.streams, scratch=self.scratch)
-
-    def _samples(self, views: Sequence[View]) -> Iterator[tuple[Source, EncodedSample]]:
-        """Yield the encoded samples of packed sources, each with the source whose name and annotations it gets."""
-        for source, outcome in views:
-            yield from ((source, sample) for sample in outcome.samples)
-
-
 def retry_alone(engine: Engine, task: SourceTask) -> Outcome:
     """Retry a task whose outcome was transient, without others in parallel, and return its final outcome.
 
@@ -266,6 +209,115 @@ def retry_alone(engine: Engine, task: SourceTask) -> Outcome:
         if outcome.reason is not Reason.CRASHED:
             break
     return replace(outcome, transient=False)
+
+
+MOST_IN_A_ROW: Final = 16
+"""Number of failures in a row after which a job stops, without trying the other sources."""
+
+_HINT: Final = "run the job again to resume it; nothing is lost"
+_REJECT: Final = "or reject such sources with --reject-unreadable"
+
+
+class OutageDetector:
+    """Distinguishes an outage from faults of a few sources."""
+
+    def __init__(self, *, reject_unreadable: bool = False) -> None:
+        self._reject_unreadable = reject_unreadable
+        self._in_a_row = 0
+        self._failed = ""
+        self._good: dict[str, Source] = {}
+        self._unread: list[tuple[Source, Outcome]] = []
+
+    def add_readable(self, sources: Iterable[Source]) -> None:
+        """Record sources that an earlier run has read."""
+        for source in sources:
+            if _in_store(source):
+                self._good[FileUrl.parse(source.path).root] = source
+                return
+
+    def add_outcome(self, source: Source, outcome: Outcome) -> None:
+        """Record the first outcome of a source."""
+        on_disk = self._is_unread(source, outcome)
+        if on_disk:
+            _check_folder(source)
+        lost_store = outcome.reason is Reason.UNREACHABLE and _in_store(source)
+        if on_disk or lost_store or outcome.reason is Reason.NO_SPACE:
+            # Clips of one file fail together: count them once.
+            self._in_a_row += source.path != self._failed
+            self._failed = source.path
+            if self._in_a_row >= MOST_IN_A_ROW:
+                raise _stop(source, outcome, f"{self._in_a_row} sources in a row failed: ")
+            return
+        self._in_a_row, self._failed = 0, ""
+        if outcome.reason is None:
+            self.add_readable([source])
+
+    def add_final_outcome(self, source: Source, outcome: Outcome) -> bool:
+        """Record the final outcome of a source, after it was retried alone.
+
+        Returns False if the outcome is the fault of a disk, not of the source; then `finish` raises.
+        """
+        if outcome.reason is Reason.NO_SPACE:
+            raise _stop(source, outcome)
+        if outcome.reason is Reason.UNREACHABLE and _in_store(source) and not self._store_answers(source):
+            raise _stop(source, outcome)
+        if self._is_unread(source, outcome):
+            _check_folder(source)
+            self._unread.append((source, outcome))
+            return False
+        return True
+
+    def finish(self) -> None:
+        """Raise a StorageError if a disk did not deliver a source."""
+        if self._unread:
+            raise _stop(*self._unread[0], f"{things(len(self._unread), 'source')} cannot be read, the first: ")
+
+    def _is_unread(self, source: Source, outcome: Outcome) -> bool:
+        unread = outcome.reason in (Reason.MISSING, Reason.UNREADABLE) and not is_remote(source.path)
+        return unread and not self._reject_unreadable
+
+    def _store_answers(self, source: Source) -> bool:
+        """Return whether another source of the same store, which was read before, can still be read."""
+        good = self._good.get(FileUrl.parse(source.path).root)
+        if good is None:
+            return False
+        url = FileUrl.parse(good.path)
+        try:
+            open_root(url, RemoteOptions(cache="")).read_into(url.name, [(0, memoryview(bytearray(1)))])
+        except StorageError:
+            return False
+        return True
+
+
+def _in_store(source: Source) -> bool:
+    return is_remote(source.path) and FileUrl.parse(source.path).is_listable
+
+
+def _check_folder(source: Source) -> None:
+    """Raise a StorageError if the folder of a source is gone, or empty like that of an unmounted disk."""
+    folder = os.path.dirname(source.path)
+    try:
+        problem = "" if os.listdir(folder) else "it is empty"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    if problem:
+        raise StorageError(
+            f"folder of the sources is gone: {problem}",
+            file=encode_name(folder),
+            source=encode_name(source.id),
+            hint=f"mount or restore it, then {_HINT}",
+        )
+
+
+def _stop(source: Source, outcome: Outcome, before: str = "") -> StorageError:
+    said, name = f"{before}{outcome.message}", encode_name(source.id)
+    if outcome.reason is Reason.NO_SPACE:
+        hint = f"free some space, or name another folder in TMPDIR; {_HINT}"
+        return StorageError(said, file=tempfile.gettempdir(), source=name, hint=hint)
+    if is_remote(source.path):
+        return StorageError(said, file=FileUrl.parse(source.path), hint=_HINT)
+    hint = f"repair the disk, or restore the file or its permissions, then {_HINT}; {_REJECT}"
+    return StorageError(said, file=encode_name(source.path), source=name, hint=hint)
 
 
 class Job:

@@ -20,10 +20,18 @@ from fastvid.media.ffmpeg import Limits
 from fastvid.media.index_video import Proof
 from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
 from fastvid.sharding.in_place import IndexFiles
-from fastvid.sharding.job.job import UNDIVIDED, JobReport, check_amounts, choose_settings, index_settings, run
+from fastvid.sharding.job.job import (
+    UNDIVIDED,
+    EncodeShards,
+    JobReport,
+    check_amounts,
+    choose_settings,
+    index_settings,
+    run,
+)
 from fastvid.sharding.job.ledger import PackedSample, Row
 from fastvid.sharding.job.plan import digest
-from fastvid.sharding.job.run import EncodeShards, How, ShardWork, View
+from fastvid.sharding.job.run import How, ShardWork, View
 from fastvid.sharding.lerobot import read
 from fastvid.sharding.lerobot.read import EPISODES_PER_SHARD, LeRobotDataset
 from fastvid.sharding.sources.sources import Source

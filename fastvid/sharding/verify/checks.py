@@ -15,11 +15,11 @@ import pyarrow as pa
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.errors import FastvidError
 from fastvid.format.generations import ShardRecord
-from fastvid.format.in_place import IndexedSample, IndexedStream, Root, index_sample, pack_index, read_files
+from fastvid.format.in_place import Root, read_files
 from fastvid.format.schema import AUDIO, FOREIGN, PACKET_DTYPE, StreamFlag, from_parquet, member_suffix
-from fastvid.format.selection import facts_parquet
 from fastvid.format.shard import Shard
 from fastvid.format.tar import TarMember, read_members, sample_groups, wds2idx
+from fastvid.format.writing import IndexedSample, IndexedStream, facts_parquet, index_sample, pack_index
 from fastvid.media.checks import Finding, Indexed, check_packets, check_sample
 from fastvid.media.describe import KEEP
 from fastvid.media.ffmpeg import Limits

@@ -18,7 +18,7 @@ from fastvid.errors import FastvidError, UsageError
 from fastvid.format.annotations import read_signals
 from fastvid.format.generations import Generation, check_annotations, read_annotations, read_generation
 from fastvid.format.schema import FOREIGN
-from fastvid.format.shard import index_shard
+from fastvid.format.writing import index_shard
 from fastvid.media.checks import CHECKS
 from fastvid.runtime.processes import available_cores
 from fastvid.sharding.verify.check_processes import check_all

@@ -301,7 +301,7 @@ class _ClipFile:
         seconds = settings.limits.seconds + decode_seconds(settings, self.info)
         self._report("verify", self._patience * 2 * seconds)
         checked = self._check(clip.parts, encoded)
-        sound = self._sound(clip)
+        sound = None if settings.streams.audio == "drop" else self._sound(clip)
         made = []
         for number, (part, video, shape) in enumerate(zip(clip.parts, encoded.videos, checked, strict=True)):
             meta = _origin(task, self.info, self.digest) | {
@@ -325,7 +325,7 @@ class _ClipFile:
                 self._report("flow", self._patience * allowed)
                 streams["flow"] = encode_flow(settings, how, video, shape, rate, self._patience)
                 meta["flow"] = asdict(how)
-            if (member := sound.members[number]) is not None and (heard := sound.infos[number]) is not None:
+            if sound and (member := sound.members[number]) is not None and (heard := sound.infos[number]) is not None:
                 streams["audio"] = member
                 facts = {name: getattr(heard, name) for name in ("codec", "sample_rate", "channels")}
                 meta["audio"] = {**facts, "copied": sound.copied}
@@ -337,7 +337,7 @@ class _ClipFile:
             task.index,
             tuple(made),
             message="" if salvaged is None else salvaged.note,
-            warnings=(*_changes(self.info, settings.profile), *cut_short, *noted, *sound.warnings),
+            warnings=(*_changes(self.info, settings.profile), *cut_short, *noted, *(sound.warnings if sound else ())),
             bytes_in=self.source.size,
         )
 
@@ -386,8 +386,6 @@ class _ClipFile:
 
     def _sound(self, clip: PlannedClip) -> SampleAudio:
         """Return the sound of each part of a clip."""
-        if self.settings.streams.audio == "drop":
-            return SampleAudio.none(len(clip.parts))
         if clip.task.sound is not None:
             data = read_sound(clip.task, clip.task.sound, self.settings.limits, self._report)
             return take_over_audio(data, len(clip.parts), float(self.written.timing.frames / self.written.timing.rate))

@@ -24,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fastvid.errors import FormatError, SourceError
-from fastvid.format.in_place import proved_info
 from fastvid.format.mp4 import index_mp4, read_track, settled
 from fastvid.format.packets import StreamInfo
 from fastvid.format.presentation import Times, coded_of
 from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, Range, StreamFlag
+from fastvid.format.writing import proved_info
 from fastvid.media.checks import Promised, check_tables
 from fastvid.media.describe import ENCODE_HINT, TONE_MAP
 from fastvid.media.ffmpeg import Limits, contents

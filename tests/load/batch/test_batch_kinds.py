@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import fastvid
 from fastvid.errors import StateError, UsageError
-from fastvid.load.batch.labels import Extras, MultiHot, MultiHotLabels, RowAnnotations, Text
+from fastvid.load.batch.labels import Extras, MultiHot, MultiHotLabels, Text
+from fastvid.load.batch.spec import RowAnnotations
 from fastvid.load.clips.clip import ClipRules, clip_sizes
 from fastvid.load.clips.crops import CenterCrop, RandomCrop
 from fastvid.load.clips.sampling import Dense, Segments, Uniform

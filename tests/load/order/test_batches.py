@@ -51,8 +51,8 @@ def test_ranks_together_deliver_the_rest_of_an_epoch(epoch):
             assert max(samples_of) - min(samples_of) <= 1
         if last != "keep":
             assert sum(rows) == size
-        weight = sum(share.weight * np.count_nonzero(share.positions != MASKED) for share in shares)
-        assert weight == pytest.approx(1)
+        rows = sum(np.count_nonzero(share.positions != MASKED) for share in shares)
+        assert {share.stop - share.start for share in shares} == {rows}
         delivered += valid.tolist()
     left = samples - position
     expected = left // size * size if last == "drop" else left
@@ -67,7 +67,7 @@ def test_a_batch_smaller_than_the_world_is_refused():
 def test_groups_stay_on_one_rank_in_every_batch():
     shares = [Batches(23, 10, "drop", World(rank, 3), group=2).share(10) for rank in range(3)]
     assert [share.positions.tolist() for share in shares] == [[10, 11], [12, 13, 14, 15], [16, 17, 18, 19]]
-    assert [share.weight for share in shares] == [0.1] * 3
+    assert [share.stop - share.start for share in shares] == [10] * 3
 
 
 @pytest.mark.parametrize(("size", "group", "last"), [(10, 3, "drop"), (10, 2, "mask"), (10, 2, "keep"), (3, 2, "drop")])

@@ -176,7 +176,7 @@ def test_samples_that_fit_no_shape_are_refused_before_the_epoch_or_skipped_by_na
     (epoch,) = plans.ranks(Buckets([(8, 90, 160)], 2, unfit="skip"), sizes, 1, order=Permutation(6, shuffle=False))
     assert "clip-1 (3 frames" in caplog.text
     assert [share.positions.tolist() for share in epoch.shares(0)] == [[0, 2], [3, 5]]
-    assert [(share.start, share.stop, share.weight) for share in epoch.shares(0)] == [(2, 4, 0.5), (4, 6, 0.5)]
+    assert [(share.start, share.stop) for share in epoch.shares(0)] == [(2, 4), (4, 6)]
     assert epoch.count(0) == epoch.count(2) == 2
     with pytest.raises(UsageError, match="6 of 6 samples"):
         Buckets([(10, 90, 160)], 2, unfit="skip").plan(sizes, World(), "mask", plans.key)

@@ -21,7 +21,8 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.generations import read_generation
 from fastvid.format.planes import ZERO, to_pixels
 from fastvid.format.schema import Range
-from fastvid.format.shard import Shard, index_shard
+from fastvid.format.shard import Shard
+from fastvid.format.writing import index_shard
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.timing import tagged
 from fastvid.sharding.change.add import add_sources

@@ -17,10 +17,10 @@ from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.engines.local import open_engine
 from fastvid.sharding.in_place import index_videos
 from fastvid.sharding.job.index import index_tars
-from fastvid.sharding.job.job import run_job
+from fastvid.sharding.job.job import EncodeShards, run_job
 from fastvid.sharding.job.lock import Staging
 from fastvid.sharding.job.ray_engine import make_shard
-from fastvid.sharding.job.run import EncodeShards, How
+from fastvid.sharding.job.run import How
 from fastvid.sharding.lerobot.jobs import index_lerobot
 from fastvid.sharding.sources.tars import gather_sources
 from fastvid.storage import LocalStorage

@@ -12,10 +12,10 @@ import pytest
 import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import ChecksumError, FormatError, StorageError, UsageError
-from fastvid.format import shard as shard_module
+from fastvid.format import writing
 from fastvid.format.generations import read_generation
-from fastvid.format.in_place import pack_index
 from fastvid.format.schema import StreamFlag
+from fastvid.format.writing import pack_index
 from fastvid.media.index_video import SMALL_FILE
 from fastvid.media.reasons import Reason
 from fastvid.sharding.change.edit import remove_samples
@@ -339,7 +339,7 @@ def test_a_dataset_of_an_earlier_version_says_what_is_unknown_until_it_is_indexe
         return pack_index([replace(samples[0], streams=tuple(plain))], streams, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shard_module, "pack_index", as_before)
+        patch.setattr(writing, "pack_index", as_before)
         index_videos([str(tmp_path / "films")], tmp_path / "set", workers=1)
     assert fastvid.open(tmp_path / "set")[0].frames([0, 1]).data.shape == (2, 96, 160, 3)
     fastvid.open(tmp_path / "set")[0]

@@ -13,8 +13,8 @@ from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES, Settings
 from fastvid.sharding.job.frozen import start_work
+from fastvid.sharding.job.job import EncodeShards
 from fastvid.sharding.job.plan import JobPart, digest, file_order, list_identity, plan_shards
-from fastvid.sharding.job.run import EncodeShards
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.storage import LocalStorage
 

@@ -15,7 +15,7 @@ from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.engines import local
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
-from fastvid.sharding.job.outages import MOST_IN_A_ROW, OutageDetector
+from fastvid.sharding.job.run import MOST_IN_A_ROW, OutageDetector
 from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.work import encode as work
 from fastvid.sharding.work.tasks import Outcome, SourceTask
@@ -82,7 +82,7 @@ def test_sources_with_lasting_read_errors_stop_the_job_at_its_end(code, made, un
 
 
 def test_many_read_errors_in_a_row_stop_the_job_early(made, tmp_path, monkeypatch):
-    monkeypatch.setattr("fastvid.sharding.job.outages.MOST_IN_A_ROW", 3)
+    monkeypatch.setattr("fastvid.sharding.job.run.MOST_IN_A_ROW", 3)
     monkeypatch.setenv("FASTVID_FAULT", "source:/1:EIO")
     with pytest.raises(StorageError, match="3 sources in a row failed: cannot read the file: Input/output error"):
         run_job(str(made), tmp_path / "out", **OPTIONS)

@@ -18,8 +18,9 @@ from fastvid.cli.main import main
 from fastvid.errors import FormatError, UsageError, error_to_json
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import PKT_HEADER_DTYPE, PacketFlag
-from fastvid.format.shard import Shard, index_shard
+from fastvid.format.shard import Shard
 from fastvid.format.tar import read_members
+from fastvid.format.writing import index_shard
 from fastvid.media.checks import CHECKS
 from fastvid.runtime import faults
 from fastvid.runtime.processes import pack as pack_message
