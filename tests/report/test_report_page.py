@@ -100,6 +100,7 @@ def test_text_cannot_become_markup(hostile):
 def test_characters_that_reorder_or_hide_text_are_escaped():
     assert text("a<b>&\"'\u202e") == "a&lt;b&gt;&amp;&quot;&#x27;\\u202e"
     assert text("\x1b[2J\udc80") == "\\u001b[2J\\udc80"
+    assert text("\u0645\u06cc\u200c\u062f\u0648\u062f") == "\u0645\u06cc\u200c\u062f\u0648\u062f", "a Persian word is shown whole"
     whole(card("\udc80", "")).encode()  # a name that is not UTF-8 can be written
 
 
@@ -245,6 +246,22 @@ def test_confusion_matrix_is_a_table_for_few_classes_and_a_picture_for_many():
         alpha = next(container.decode(video=0)).to_ndarray(format="rgba")[..., 3]
     assert (alpha[0, 0], alpha[0, 1], alpha[0, 2], alpha[39, 39]) == (180, 180, 0, 255)
     assert len(many.find("tr")) == 41
+
+
+def test_an_evaluation_that_scored_no_video_shows_no_score():
+    nothing = Evaluated([[0, 0], [0, 0]])
+    nothing.score = types.SimpleNamespace(numbers={"loss": math.nan, "top1_percent": 0.0}, scored=0, total=5)
+    tags = Tags(results.page(nothing))
+    assert [said for _, said in tags.find("div", "label")] == ["Videos scored", "Protocol"]
+    assert "No video was scored." in [said for _, said in tags.find("p")]
+    assert not tags.find("table")
+
+
+def test_classes_without_videos_are_counted_and_left_out():
+    tags = Tags(results.page(Evaluated([[3, 1], [0, 0]])))
+    (section,) = [said for attrs, said in tags.find("section") if attrs["id"] == "by-class"]
+    assert "Worst first. 1 without videos left out." in section
+    assert "<class 1>" not in section
 
 
 def test_predictions_show_frames_and_shares(tmp_path):

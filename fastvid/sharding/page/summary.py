@@ -343,10 +343,10 @@ def describe(summary: Summary) -> dict[str, str]:
     places = [f"{size(summary.tar_bytes)} of tars"] if summary.tar_bytes else []
     places += [f"{things(summary.in_place, 'video')} in place"] if summary.in_place else []
     found = {
-        "video": f"{duration(float(summary.seconds.sum()))}, {count(int(summary.num_frames.sum()))} frames",
+        "video": f"{duration(float(summary.seconds.sum()))}, {things(int(summary.num_frames.sum()), 'frame')}",
         "duration": f"{shortest} shortest, {median} median, {longest} longest",
         "size": shares(summary.sizes),
-        "rate": shares(summary.rates) + " frames per second",
+        "rate": shares(Counter({f"{rate} fps": number for rate, number in summary.rates.items()})),
         "bytes": " and ".join(places),
     }
     if encoding.samples:
