@@ -16,6 +16,7 @@ from fastvid.report.charts import bars
 from fastvid.runtime.values import count
 
 _PERCENT: Final = "_percent"
+_LEAD: Final = "Each video of the split counts once; the predictions for its views are averaged."
 _TITLES: Final = {
     "top1_percent": "top-1", "top5_percent": "top-5", "map_percent": "mAP", "mae": "MAE", "rmse": "RMSE", "r2": "R²",
     "taken_for": "most often taken for", "taken_for_videos": "how often",
@@ -50,9 +51,7 @@ def page(report: Any) -> str:
         "Evaluation",
         sections,
         command="eval",
-        lead="Each video of the split counts once; the predictions for its views are averaged."
-        if score.scored
-        else "No video was scored.",
+        lead=_LEAD if score.scored else "No video was scored.",
         top=html.figures(numbers),
         style=html.asset("fastvid.report", "results.css"),
     )

@@ -170,18 +170,16 @@ def classes_section(summary: Summary, sheet: ContactSheet) -> Section:
     unused = [c for c in summary.class_counts if not c.count]
     counts = [c.count for c in used]
     most = max(counts)
-    each = f"{count(min(counts))} to {count(most)} samples, median {np.median(counts):.0f}"
-    if min(counts) == most:
-        each = f"{things(most, 'sample')} each"
-    lead = "1 class" if len(used) == 1 else f"{count(len(used))} classes"
-    lead += f", {each}."
+    spread = f"{count(min(counts))} to {count(most)} samples, median {np.median(counts):.0f}"
+    each = f"{things(most, 'sample')} each" if min(counts) == most else spread
+    lead = f"{count(len(used))} {'class' if len(used) == 1 else 'classes'}, {each}."
     if len(used) > _SHOWN_CLASSES:
         lead += f" The {count(_SHOWN_CLASSES)} largest are listed."
     rows = "".join(_class_row(c, most, order, sheet) for c in used[:_SHOWN_CLASSES])
     without = ""
     if unused:
         names = ", ".join(text(c.name) for c in unused[:_SHOWN_CLASSES])
-        without = f'<details><summary>{count(len(unused))} without a sample</summary>{names}</details>'
+        without = f"<details><summary>{count(len(unused))} without a sample</summary>{names}</details>"
     short = " short" if len(used) <= _SHORT_LIST else ""
     return Section(
         "Classes",
@@ -316,8 +314,8 @@ def encoding_section(summary: Summary) -> Section:
         for one in summary.history
     }
     # What a dataset in place, or one of an older version, does not know is left out.
+    some = "of the first shard" if len(summary.profiles) > 1 else ""
     written = {"Profile": shard.profile, "Encoder": shard.encoder}
-    some = "" if len(summary.profiles) == 1 else "of the first shard"
     cards = (
         card("Video", definitions(describe(summary))),
         *(card(title, definitions(facts), aside=some) for title, facts in written.items() if facts),
@@ -423,17 +421,15 @@ def _page(summary: Summary, sheet: ContactSheet, ledger: Section | None) -> byte
 
 
 def _figures(summary: Summary) -> list[tuple[str, str, str]]:
-    classes = set(summary.generation.classes)
-    used = sum(c.count > 0 for c in summary.class_counts if c.name in classes)
+    counts = [c.count for c in summary.class_counts if c.name in set(summary.generation.classes)]
     shards = len(summary.generation.shards)
     hidden = f", {count(summary.removed)} removed" if summary.removed else ""
     found = [("Samples", count(summary.num_samples), f"{things(shards, 'shard')}{hidden}")]
     if summary.num_samples:
         seconds = float(summary.seconds.sum())
         found.append(("Video", duration(seconds), things(int(summary.num_frames.sum()), "frame")))
-        if used:
-            rest = len(classes) - used
-            found.append(("Classes", count(used), f"{count(rest)} without samples" if rest else ""))
+        if used := len(counts) - (unused := counts.count(0)):
+            found.append(("Classes", count(used), f"{count(unused)} more without samples" if unused else ""))
         if summary.tar_bytes:
             per_sample = summary.tar_bytes / (summary.generation.num_samples - summary.in_place)
             found.append(("Size", size(summary.tar_bytes), f"{size(per_sample)} per sample"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -57,9 +57,7 @@ class RunMetrics:
             )
         rows = metrics.read(file)
         if any("samples" not in row for row in rows):
-            raise UsageError(
-                "folder contains a sweep, which has no report", file=folder, hint="read results.json in the folder"
-            )
+            raise UsageError("there is no report of a sweep", file=folder, hint="read its results.json")
         ends = [row["samples"] / (row["epoch"] + 1) for row in rows if row["kind"] == "eval"]
         compared = next((row for row in rows if row["kind"] == "start" and "metric" in row), {})
         return cls(
@@ -160,22 +158,21 @@ def _config(folder: Path) -> dict[str, str]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         model, data, epochs = config["model"]["name"], config["data"], config["run"]["epochs"]
-        batch, how = data["global_batch_size"], config["sync"]
+        batch, how = f"{data['global_batch_size']:,}", config["sync"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
-    return {"model": model, "data": data["path"], "clips per step": f"{batch:,}", "epochs": str(epochs), "strategy": how}
+    return {"model": model, "data": data["path"], "clips per step": batch, "epochs": str(epochs), "strategy": how}
 
 
 def _chart(runs: Sequence[RunMetrics], kind: str, name: str, title: str, metric: str) -> str:
     if name == _METRIC:
         name, title = metric, f"held-out {_label(metric)}{', %' * metric.endswith(_PERCENT)}"
     curves = {run.name: points for run in runs if (points := run.curve(kind, name))}
-    across = "clips" if runs[0].epoch == 1 else "epochs"
-    return lines(curves, title, across=across, whole_x=True) if curves else ""
+    return lines(curves, title, across="clips" if runs[0].epoch == 1 else "epochs", whole_x=True) if curves else ""
 
 
 def _figures(run: RunMetrics) -> list[tuple[str, str, str]]:
-    found, name = [(label, value, "median") for label, value in _medians(run).items()], run.metric
+    name, found = run.metric, [(label, value, "median") for label, value in _medians(run).items()]
     if scores := [score for _, score in run.curve("eval", name)]:
         best = max(scores) if run.higher_is_better else min(scores)
         found.insert(0, (f"held-out {_label(name)}", _value(name, scores[-1]), f"best {_value(name, best)}"))

@@ -251,6 +251,17 @@ def test_report_leaves_out_what_was_not_measured(tmp_path):
     assert re.findall("<td[^>]*>([^<]+)", both.partition("<figure>")[0])[:3] == ["other", "-", "-"]
 
 
+def test_curves_are_over_clips_until_the_length_of_an_epoch_is_known(tmp_path):
+    step = write_rows(tmp_path / "a", START, STEP)
+    assert '<div class="across">clips</div>' in report.page([step])
+    assert report.RunMetrics.read(step).curve("train", "loss") == [(8, 1.0)]
+    told = write_rows(tmp_path / "b", ("start", START[1] | {"metric": "top1_percent", "samples_per_epoch": 32}), STEP)
+    assert '<div class="across">epochs</div>' in report.page([told])
+    assert report.RunMetrics.read(told).curve("train", "loss") == [(0.25, 1.0)]
+    both = report.page([step, told])
+    assert '<div class="across">epochs</div>' not in both
+
+
 def test_report_of_a_run_without_steps_says_so(tmp_path):
     for rows in ((), (START,)):
         text = report.page([write_rows(tmp_path / str(len(rows)), *rows)])
@@ -261,5 +272,5 @@ def test_report_of_a_run_without_steps_says_so(tmp_path):
 
 def test_report_of_a_sweep_says_where_its_results_are(tmp_path):
     sweep = write_rows(tmp_path, ("start", {"visits": 0}), ("eval", {"model": 0, "epoch": 0, "top1_percent": 1.0}))
-    with pytest.raises(UsageError, match="sweep"):
+    with pytest.raises(UsageError, match="no report of a sweep"):
         report.page([sweep])
