@@ -37,7 +37,7 @@ def page(report: Any) -> str:
     ]
     sections = []
     if report.confusion is not None and score.scored:
-        note = "Rows are true classes; a stronger colour is a larger fraction of the row."
+        note = "Rows are true classes, columns predicted ones; a stronger colour is a larger fraction of the row."
         sections.append(html.Section("Confusion", html.card("Confusion matrix", _matrix(report), note)))
     if known := [row for row in report.rows if row["videos"]]:
         first, by = next(iter(known[0])), next((name for name in known[0] if name.endswith(_PERCENT)), None)
