@@ -46,6 +46,10 @@ def test_page_fits_a_phone_and_follows_the_colour_scheme(tmp_path):
             browser.resize(width)
             assert browser.evaluate("document.documentElement.scrollWidth") <= width
             assert browser.evaluate(WIDE) == [], width
+            # Long names leave room for the values beside them, and wrap in tables.
+            assert min(browser.evaluate("[...document.querySelectorAll('dd')].map(e => e.clientWidth)")) > 100
+            tables = "Math.max(...[...document.querySelectorAll('.table')].map(e => e.scrollWidth))"
+            assert browser.evaluate(tables) <= max(width, 500)
             # Text keeps its size, because the chart is laid out again, not scaled.
             size = "[...document.querySelectorAll('svg.chart')].map(e => e.getScreenCTM().a)"
             assert set(browser.evaluate(size)) == {1}

@@ -398,6 +398,11 @@ def test_page_works_in_a_browser(store, tmp_path):
 
         browser.resize(400)
         assert browser.evaluate("document.documentElement.scrollWidth") <= 400
+        # The whole row of a source is on the screen, and long facts of a clip scroll.
+        browser.evaluate(search.format("find-source", ""))
+        right = "Math.max(...[...document.querySelectorAll('#ledger td')].map(e => e.getBoundingClientRect().right))"
+        assert 300 < browser.evaluate(right) <= 400
+        assert browser.evaluate("getComputedStyle(document.querySelector('#clip')).overflowY") == "auto"
 
         # Positive control: the policy stops an injected script.
         browser.evaluate(
