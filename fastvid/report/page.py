@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 import fastvid
+from fastvid.runtime.values import words
 
 _REPLACED: Final = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # Unicode categories of characters to escape
 _JOINERS: Final = "\u200c\u200d"  # part of emoji and of words in Persian and Hindi
@@ -87,8 +88,9 @@ def _small_unit(value: str) -> str:
 
 
 def definitions(rows: Mapping[str, object]) -> str:
-    """Return names and values in two columns."""
-    listed = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in rows.items())
+    """Return names and values in two columns, without empty values."""
+    known = {name: words(value) for name, value in rows.items()}
+    listed = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in known.items() if value)
     return f'<dl class="facts">{listed}</dl>'
 
 

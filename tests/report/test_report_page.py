@@ -111,6 +111,12 @@ def test_table_escapes_everything_but_markup():
     assert cells in table(("a", "b"), [cells], numeric=(False, True))
 
 
+def test_definitions_show_lists_in_words_and_leave_out_what_is_empty():
+    tags = Tags(definitions({"a": ["x", 1], "b": {"y": 2, "z": "<"}, "c": "", "d": False, "e": 0}))
+    assert [said for _, said in tags.find("dt")] == ["a", "b", "d", "e"]
+    assert [said for _, said in tags.find("dd")] == ["x, 1", "y 2, z <", "False", "0"]
+
+
 def test_numbers_are_right_aligned():
     rows = [
         ("2, ddp", "3.16 MB", "358dd88", "8.0 of 8.0", ""),

@@ -292,7 +292,7 @@ _LONGEST: Final = 120  # characters of an example
 
 
 def columns_section(summary: Summary) -> Section:
-    """Return the section with the columns that came with the sources, such as captions."""
+    """Return the section with the columns that came with the sources, such as captions; empty without any."""
     rows = [
         [
             one.name,
@@ -303,7 +303,7 @@ def columns_section(summary: Summary) -> Section:
         for one in summary.columns
     ]
     listed = table(("column", "type", "missing", "examples"), rows)
-    return Section("Columns", card("", listed), "Annotations that came with the sources.")
+    return Section("Columns", card("", listed) if rows else "", "Annotations that came with the sources.")
 
 
 def encoding_section(summary: Summary) -> Section:
@@ -398,12 +398,8 @@ def render_page(summary: Summary, *, max_bytes: int = 8_000_000) -> bytes:
 
 
 def _page(summary: Summary, sheet: ContactSheet, ledger: Section | None) -> bytes:
-    sections: list[Section] = []
-    if summary.num_samples:
-        sections += [classes_section(summary, sheet)] if summary.is_labelled or summary.splits else []
-        sections.append(clips_section(summary, sheet))
-        sections += [columns_section(summary)] if summary.columns else []
-        sections.append(encoding_section(summary))
+    found = [classes_section(summary, sheet), clips_section(summary, sheet), columns_section(summary)]
+    sections = [*(one for one in found if one.body), encoding_section(summary)] if summary.num_samples else []
     chips: dict[str, object] = {"generation": summary.generation.number, "id": summary.dataset_id[:12]}
     chips |= {"last change": summary.generation.note} if summary.generation.note else {}
     chips |= {"profile": ", ".join(sorted(summary.profiles)), "streams": ", ".join(summary.generation.streams)}

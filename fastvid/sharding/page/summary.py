@@ -20,7 +20,7 @@ from fastvid.format.bitstream import has_arithmetic_coding
 from fastvid.format.generations import Generation, history, read_annotations, read_generation, read_head
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, LEDGER, SIGNALS, Codec, from_parquet
 from fastvid.runtime.arrays import BoolArray, FloatArray, IntArray
-from fastvid.runtime.values import count, duration, percent, shares, size, things
+from fastvid.runtime.values import count, duration, percent, shares, size, things, words
 from fastvid.sharding.job.ledger import read_ledger
 from fastvid.storage import Storage, open_storage
 
@@ -394,5 +394,5 @@ def _column(name: str, values: pa.ChunkedArray) -> Column:
     present = values.drop_null()
     # Enough rows to find different values, few enough to be quick.
     seen = present.slice(0, _LOOKED_AT).to_pylist()
-    some = dict.fromkeys(f"{value:.6g}" if isinstance(value, float) else str(value) for value in seen)
+    some = dict.fromkeys(f"{value:.6g}" if isinstance(value, float) else words(value) for value in seen)
     return Column(name, str(values.type), len(values) - len(present), tuple(itertools.islice(some, _EXAMPLES)))

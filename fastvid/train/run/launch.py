@@ -262,11 +262,10 @@ def _announce(trainer: Trainer, run: Run) -> None:
     if state is not None:
         _log_changes(config, state)
         log.info("resuming from %s, written by %d ranks", run.checkpoint, state["world_size"])
-    per_epoch = replica.schedule.total // config.run.epochs
     trainer.recorder.write(
         "start",
         samples=replica.samples,
-        samples_per_epoch=per_epoch,
+        samples_per_epoch=replica.schedule.total // config.run.epochs,
         world_size=member.world.size,
         checkpoint=run.checkpoint,
         device=str(member.device),
@@ -277,7 +276,7 @@ def _announce(trainer: Trainer, run: Run) -> None:
     log.info(
         "%s: %s clips per epoch in %s steps of %s; %d epochs; %d ranks on %s, sync=%s, decoder %s",
         config.model.name,
-        f"{per_epoch:,}",
+        f"{replica.schedule.total // config.run.epochs:,}",
         f"{batches.count(0):,}",
         f"{batches.size:,}",
         config.run.epochs,

@@ -32,8 +32,6 @@ _FACTS = (
     ("memory_gib", "peak memory", " GiB"),
 )
 
-_NAMED = 3  # maximum number of runs to name in the title
-
 Point = tuple[float, float]
 
 
@@ -120,8 +118,7 @@ def page(folders: Sequence[Path]) -> str:
         runs = [replace(run, epoch=1) for run in runs]
     first, single = runs[0], len(runs) == 1
     metric = first.metric
-    note = "The score of the last evaluation, and medians over the steps."
-    sections = [] if single else [Section("Runs", card("", _comparison(runs), note))]
+    sections = [] if single else [Section("Runs", card("Last evaluation and medians over steps", _comparison(runs)))]
     for title, pair in _CHARTS.items():
         drawn = [card("", chart) for chart in (_chart(runs, *what, metric) for what in pair) if chart]
         sections += [Section(title, grid(*drawn))] if drawn else []
@@ -140,11 +137,10 @@ def page(folders: Sequence[Path]) -> str:
         note = "A run that was killed, or whose number of ranks changed, resumes from its newest checkpoint."
         sections.append(Section("Starts", card("Process groups", table(heads, starts), note)))
     config = _config(folders[0])
-    lead = f"{config['model']} on {config['data']}." if single and config else ""
-    if all(row["kind"] == "start" for run in runs for row in run.rows):
-        lead += " No step is recorded yet."
+    lead = f"{config['model']} on {config['data']}. " if single and config else ""
+    lead += "No step is recorded yet." * all(row["kind"] == "start" for run in runs for row in run.rows)
     return document(
-        ", ".join(run.name for run in runs) if len(runs) <= _NAMED else f"{len(runs)} runs",
+        ", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs",
         sections,
         command="report",
         lead=lead,
