@@ -18,6 +18,7 @@ from fastvid.errors import UsageError
 
 # What may follow the name of a number: its range over rounds.
 _RANGE: Final = ("_min", "_max")
+_UNITS: Final = {"rate": "clips/s", "clips_a_second": "clips/s", "cpu_ms": "ms"}
 _MOST_ROWS: Final = 60
 _log = logging.getLogger(__name__)
 
@@ -79,7 +80,8 @@ def render(records: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _title(kind: str, found: Mapping[str, object]) -> str:
     words = kind.partition("/")[0].removeprefix("fastvid-").removeprefix("bench-").replace("-", " ")
-    return f"{words[:1].upper()}{words[1:]}: {', '.join(found)}"
+    names = "" if [name.replace("_", " ") for name in found] == [words] else f": {', '.join(found)}"
+    return words[:1].upper() + words[1:] + names
 
 
 def merged(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -101,10 +103,11 @@ def merged(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def _cards(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the values of a result as a table, its lists of rows as tables, and numbers that have a range as bars."""
     from fastvid.report.charts import bars
-    from fastvid.report.page import card, table
+    from fastvid.report.page import card, definitions, table
 
-    plain = {key: value for key, value in record.items() if not is_rows(value) and key != "machine"}
-    yield from _table("Values", [{"value": key, "": text} for key, text in scalars(plain)], table, card)
+    plain = {key: value for key, value in record.items() if not is_rows(value) and key not in ("machine", "schema")}
+    if values := dict(scalars(plain)):
+        yield card("", f"<details><summary>{len(values)} settings and totals</summary>{definitions(values)}</details>")
     for title, rows in rows_of(record):
         yield from _table(title, rows, table, card)
         names = names_of(rows)
@@ -112,7 +115,8 @@ def _cards(record: Mapping[str, Any]) -> Iterator[str]:
         for key in ranged:
             drawn = {name: row for name, row in zip(names, rows, strict=True) if row.keys() >= {key, f"{key}_min"}}
             spread = {name: (row[f"{key}_min"], row[f"{key}_max"]) for name, row in drawn.items()}
-            yield card(f"{title}: {key}", bars({name: row[key] for name, row in drawn.items()}, spread=spread))
+            values = {name: row[key] for name, row in drawn.items()}
+            yield card(f"{title}: {key}", bars(values, unit=_UNITS.get(key, ""), spread=spread))
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]], table: Any, card: Any) -> Iterator[str]:

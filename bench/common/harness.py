@@ -159,8 +159,8 @@ def scalars(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def text_of(value: object) -> str:
-    """Return a number or word as text."""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    """Return a number or word as text; "-" for None."""
+    return f"{value:.6g}" if isinstance(value, float) else "-" if value is None else str(value)
 
 
 def machine_facts() -> dict[str, Any]:

@@ -32,7 +32,7 @@ from fastvid.models import zoo
 from fastvid.report import page as html
 from fastvid.report.charts import bars, lines
 from fastvid.runtime.processes import SAFE_PATH
-from fastvid.runtime.values import duration, things
+from fastvid.runtime.values import duration, size, things
 from fastvid.train.config import config as recipes
 from fastvid.train.records import checkpoint
 from fastvid.train.run.run_report import RunMetrics
@@ -95,7 +95,7 @@ def page(
             html.grid(
                 html.card(
                     "Where a training step's time goes",
-                    bars({"compute": step - wait, "wait for data": wait}, unit="ms", quiet=["wait for data"]),
+                    bars({"computing": step - wait, "waiting for data": wait}, unit="ms", quiet=["waiting for data"]),
                     f"One rank of {summary['processes']}, TSM. The model is idle while it waits.",
                 ),
                 html.card("Dataset", html.definitions(facts)),
@@ -277,12 +277,11 @@ def _command(words: Sequence[str]) -> None:
 def _facts(shards: Path) -> dict[str, str]:
     dataset = open_dataset(str(shards))
     first = dataset[dataset.key(0)]
-    size = sum(shard.bytes for shard in dataset.generation.shards)
     return {
         "videos": f"{len(dataset)}",
         "shards": f"{len(dataset.generation.shards)}",
-        "bytes": f"{size / 2**20:.1f} MiB",
-        "frames": f"{first.num_frames} of {first.width}x{first.height} at {first.fps}/s",
+        "size": size(sum(shard.bytes for shard in dataset.generation.shards)),
+        "each video": f"{first.num_frames} frames of {first.width}x{first.height} at {first.fps} fps",
         "directions": f"{len(dataset.classes)}",
         "textures, train and held-out": f"{8 * INSTANCES['train']} and {8 * INSTANCES['test']}, disjoint",
     }

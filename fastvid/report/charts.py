@@ -67,7 +67,7 @@ def lines(
     places = [point for points in drawn.values() for point in points] or [(1.0, 1.0)]
     x_axis = _axis([x for x, _ in places], whole=whole_x, room=1.0)
     y_axis = _Axis(*limits) if limits else _axis([y for _, y in places], room=1.06)
-    styles = {name: f"c{n % COLOURS}" for n, name in enumerate(drawn)}
+    styles = {name: f"c{n % COLOURS}{' dashed' * (n >= COLOURS)}" for n, name in enumerate(drawn)}
     parts, marks = [], []
     for name, points in drawn.items():
         at = [(x_axis.at(x), 100 - y_axis.at(y)) for x, y in points]

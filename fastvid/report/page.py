@@ -26,10 +26,13 @@ import numpy as np
 import numpy.typing as npt
 
 import fastvid
+from fastvid.runtime.values import words
 
 _REPLACED: Final = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # Unicode categories of characters to escape
+_JOINERS: Final = "\u200c\u200d"  # part of emoji and of words in Persian and Hindi
 _NUMBER: Final = re.compile(r"[<>~+-]?\d[\d,.]*(?:[eE][+-]?\d+)?(?:[%x]|\s.*)?")
 _RIGHT: Final = ("", ' class="num"')
+_LINKS: Final = 10  # maximum number of sections with links in the bar at the top; more are listed below the title
 GAP: Final = 3
 """White pixels between pictures."""
 _PNG_KINDS: Final = {3: 2, 4: 6}  # channels to PNG's colour type: RGB, RGBA
@@ -47,7 +50,8 @@ def text(value: object) -> str:
     Characters that could reorder or hide the text around them are written as escapes.
     """
     plain = "".join(
-        f"\\u{ord(letter):04x}" if unicodedata.category(letter) in _REPLACED else letter for letter in str(value)
+        f"\\u{ord(letter):04x}" if unicodedata.category(letter) in _REPLACED and letter not in _JOINERS else letter
+        for letter in str(value)
     )
     return html.escape(plain, quote=True)
 
@@ -84,8 +88,9 @@ def _small_unit(value: str) -> str:
 
 
 def definitions(rows: Mapping[str, object]) -> str:
-    """Return names and values in two columns."""
-    listed = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in rows.items())
+    """Return names and values in two columns, without empty values."""
+    known = {name: words(value) for name, value in rows.items()}
+    listed = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in known.items() if value)
     return f'<dl class="facts">{listed}</dl>'
 
 
@@ -188,6 +193,7 @@ def document(
         f" script-src 'sha256-{digest}'"
     )
     links = "".join(f'<a href="#{one.anchor}">{text(one.title)}</a>' for one in sections if len(sections) > 1)
+    contents = f'<nav class="contents">{links}</nav>' if len(sections) > _LINKS else ""
     listed = "".join(f'<span class="chip">{text(k)} <b>{text(v)}</b></span>' for k, v in (chips or {}).items())
     body = "".join(
         f'<section id="{one.anchor}"><h2>{text(one.title)}</h2>{_paragraph(one.lead)}{one.body}</section>'
@@ -198,8 +204,8 @@ def document(
         title=text(title),
         style=asset("fastvid.report", "page.css") + style,
         dark=asset("fastvid.report", "dark.css"),
-        links=links,
-        header=_paragraph(lead) + (f'<div class="chips">{listed}</div>' if listed else ""),
+        links="" if contents else links,
+        header=_paragraph(lead) + (f'<div class="chips">{listed}</div>' if listed else "") + contents,
         body=top + body,
         version=text(fastvid.__version__),
         command=text(command),

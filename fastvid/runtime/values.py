@@ -190,6 +190,12 @@ def shares(counts: Counter[str], top: int = 4) -> str:
     return ", ".join(parts)
 
 
+def words(value: object) -> str:
+    """Return a value as text; of a list its values, and of a mapping its names and values, with commas between."""
+    listed = [f"{name} {one}" for name, one in value.items()] if isinstance(value, Mapping) else value
+    return ", ".join(map(str, listed)) if isinstance(listed, (list, tuple)) else str(value)
+
+
 def text_width(text: str) -> int:
     """Return the columns that a terminal needs for a text: two for wide letters such as Chinese, none for accents."""
     return sum(2 if unicodedata.east_asian_width(one) in "WF" else not unicodedata.combining(one) for one in text)

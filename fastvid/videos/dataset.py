@@ -135,11 +135,8 @@ _VALUES: Final = 3  # most common sizes and rates that are listed
 def dataset_facts(dataset: Dataset) -> dict[str, str]:
     """Return facts about the selected samples by name, as text: numbers, sizes, rates and the selection."""
     shards = dataset.generation.shards
-    facts = {
-        "samples": count(len(dataset)),
-        "classes": count(len(dataset.classes)),
-        "frames": count(int(dataset.num_frames.sum())),
-    }
+    facts = {"samples": count(len(dataset)), "frames": count(int(dataset.num_frames.sum()))}
+    facts |= {"classes": count(len(dataset.classes))} if dataset.classes else {}
     # Datasets of other tools may lack these facts.
     known = {name: dataset.column(name).drop_null() for name in FACT_FIELDS if name in dataset.annotations.column_names}
     if len(known.get("duration", ())):

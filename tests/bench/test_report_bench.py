@@ -49,7 +49,7 @@ def test_numbers_with_a_range_are_bars_and_all_others_are_in_tables():
     assert "1, 2" in text
     assert ">77<" in text
     assert text.count('class="row"') == 1
-    assert "from 100 to 150" in text
+    assert "from 100 clips/s to 150 clips/s" in text
 
 
 def test_a_result_is_printed_as_values_and_as_tables_of_rows_and_of_values_by_name():

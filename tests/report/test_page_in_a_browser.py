@@ -25,7 +25,7 @@ def made():
     points = {"tsm": [(0, 1.0), (5, 3.0), (10, 2.0)], LONG: [(0, 2.0), (10, 4.0)], "one": [(10, 1.0)]}
     body = card(LONG, table((LONG, *"abcdefgh"), [(LONG, *"12345678")]), LONG, LONG)
     body += grid(card("", lines(points, "loss", across="epochs")), card("Speed", bars({LONG: 3.0, "b": 1.0}, unit="s")))
-    body += card("Facts", definitions({LONG: LONG}))
+    body += card("Facts", definitions({LONG * 3: LONG}))
     numbers = figures([("Samples", "213 h 5 min", LONG)] * 3)
     sections = [Section(f"Section {n}", body, LONG) for n in range(9)]
     return document(LONG, sections, command="test", lead=LONG, chips={"name": LONG}, top=numbers)
@@ -46,6 +46,10 @@ def test_page_fits_a_phone_and_follows_the_colour_scheme(tmp_path):
             browser.resize(width)
             assert browser.evaluate("document.documentElement.scrollWidth") <= width
             assert browser.evaluate(WIDE) == [], width
+            # Long names leave room for the values beside them, and wrap in tables.
+            assert min(browser.evaluate("[...document.querySelectorAll('dd')].map(e => e.clientWidth)")) > 100
+            tables = "Math.max(...[...document.querySelectorAll('.table')].map(e => e.scrollWidth))"
+            assert browser.evaluate(tables) <= max(width, 500)
             # Text keeps its size, because the chart is laid out again, not scaled.
             size = "[...document.querySelectorAll('svg.chart')].map(e => e.getScreenCTM().a)"
             assert set(browser.evaluate(size)) == {1}

@@ -100,6 +100,8 @@ def test_text_cannot_become_markup(hostile):
 def test_characters_that_reorder_or_hide_text_are_escaped():
     assert text("a<b>&\"'\u202e") == "a&lt;b&gt;&amp;&quot;&#x27;\\u202e"
     assert text("\x1b[2J\udc80") == "\\u001b[2J\\udc80"
+    persian = "\u0645\u06cc\u200c\u062f\u0648\u062f"  # a word with a joiner inside
+    assert text(persian) == persian
     whole(card("\udc80", "")).encode()  # a name that is not UTF-8 can be written
 
 
@@ -107,6 +109,12 @@ def test_table_escapes_everything_but_markup():
     cells = row((Markup("<b>1</b>"), "<b>2</b>"), (False, True))
     assert cells == '<tr><td><b>1</b></td><td class="num">&lt;b&gt;2&lt;/b&gt;</td></tr>'
     assert cells in table(("a", "b"), [cells], numeric=(False, True))
+
+
+def test_definitions_show_lists_in_words_and_leave_out_what_is_empty():
+    tags = Tags(definitions({"a": ["x", 1], "b": {"y": 2, "z": "<"}, "c": "", "d": False, "e": 0}))
+    assert [said for _, said in tags.find("dt")] == ["a", "b", "d", "e"]
+    assert [said for _, said in tags.find("dd")] == ["x, 1", "y 2, z <", "False", "0"]
 
 
 def test_numbers_are_right_aligned():
@@ -164,6 +172,19 @@ def test_curves_have_their_numbers_in_a_table():
     # The text shown on hover, and a name for each series in the legend.
     assert [attrs["data-tip"] for attrs, _ in tags.find("rect")] == ["epochs 1, tsm 10", "epochs 2, tsm 55.5, at 2 7"]
     assert [said for _, said in tags.find("span", "legend")] == ["tsmnoneat 2"]
+
+
+def test_a_ninth_curve_differs_from_the_first():
+    made = lines({f"run {n}": [(0, n), (1, n)] for n in range(9)}, "loss", across="epochs")
+    drawn = [attrs["class"] for attrs, _ in Tags(made).find("polyline")]
+    assert len(set(drawn)) == 9
+
+
+def test_many_sections_are_listed_below_the_title():
+    tags = Tags(document("t", [Section(f"Part {n}", "") for n in range(40)], command="test"))
+    ((_, listed),) = tags.find("nav", "contents")
+    assert listed.startswith("Part 0Part 1")
+    assert len(tags.find("a")) == 40
 
 
 def places(made):
@@ -245,6 +266,22 @@ def test_confusion_matrix_is_a_table_for_few_classes_and_a_picture_for_many():
         alpha = next(container.decode(video=0)).to_ndarray(format="rgba")[..., 3]
     assert (alpha[0, 0], alpha[0, 1], alpha[0, 2], alpha[39, 39]) == (180, 180, 0, 255)
     assert len(many.find("tr")) == 41
+
+
+def test_an_evaluation_that_scored_no_video_shows_no_score():
+    nothing = Evaluated([[0, 0], [0, 0]])
+    nothing.score = types.SimpleNamespace(numbers={"loss": math.nan, "top1_percent": 0.0}, scored=0, total=5)
+    tags = Tags(results.page(nothing))
+    assert [said for _, said in tags.find("div", "label")] == ["Videos scored", "Protocol"]
+    assert "No video was scored." in [said for _, said in tags.find("p")]
+    assert not tags.find("table")
+
+
+def test_classes_without_videos_are_counted_and_left_out():
+    tags = Tags(results.page(Evaluated([[3, 1], [0, 0]])))
+    (section,) = [said for attrs, said in tags.find("section") if attrs["id"] == "by-class"]
+    assert "Worst first. 1 without videos left out." in section
+    assert "<class 1>" not in section
 
 
 def test_predictions_show_frames_and_shares(tmp_path):

@@ -63,7 +63,7 @@ class ContactSheet:
     # strips by class name, classes with most samples first.
     strips: dict[str, list[FrameStrip]] = field(default_factory=dict)
     failed: int = 0  # number of samples that could not be decoded
-    left_out: int = 0  # number of classes with samples but without a strip, for lack of space
+    left_out: int = 0  # number of classes without a strip for lack of space
 
 
 def make_contact_sheet(summary: Summary, *, max_bytes: int) -> ContactSheet:
@@ -84,7 +84,7 @@ def make_contact_sheet(summary: Summary, *, max_bytes: int) -> ContactSheet:
     # The first of every class, then the second of every class, and so on, so that stopping early is fair.
     turns = zip_longest(*(_spread(samples, most) for samples in rows.values()))
     wanted = [row for turn in turns for row in turn if row is not None]
-    sheet, room = ContactSheet(), max_bytes
+    sheet, room, undecoded = ContactSheet(), max_bytes, set[str]()
     names = summary.class_names
     progress = Progress(len(wanted), what="clips")
     with ThreadPoolExecutor(available_cores(), thread_name_prefix="contact") as pool:
@@ -92,9 +92,10 @@ def make_contact_sheet(summary: Summary, *, max_bytes: int) -> ContactSheet:
             progress.advance()
             if strip is None:
                 sheet.failed += 1
+                undecoded.add(names[row])
                 continue
-            # The first strip of a class also adds the class's heading.
-            head = "" if names[row] in sheet.strips else _group(names[row], "", "")
+            # The first strip of a class also adds the class's heading and the link to it.
+            head = "" if names[row] in sheet.strips else _group(names[row], "", "") + _link(names[row])
             room -= len((head + _tile(summary, strip)).encode())
             if room < 0:
                 pool.shutdown(wait=True, cancel_futures=True)
@@ -102,7 +103,7 @@ def make_contact_sheet(summary: Summary, *, max_bytes: int) -> ContactSheet:
             sheet.strips.setdefault(names[row], []).append(strip)
     progress.finish()
     sheet.strips = {name: sheet.strips[name] for name in rows if name in sheet.strips}
-    sheet.left_out = len(rows) - len(sheet.strips)
+    sheet.left_out = len(rows.keys() - sheet.strips.keys() - undecoded)
     return sheet
 
 
@@ -160,27 +161,25 @@ _SHORT_LIST: Final = 60  # maximum number of classes shown without scrolling
 _SHOWN_SPLITS: Final = 5
 
 
-def classes_section(summary: Summary) -> Section:
-    """Return the section with every class, its samples by split, and the splits."""
+def classes_section(summary: Summary, sheet: ContactSheet) -> Section:
+    """Return the section with every class, its samples by split, and the splits; without labels, only the splits."""
+    if not summary.is_labelled:
+        return Section("Splits", _splits(summary), "No sample has a label.")
     order = list(next(iter(summary.splits.values()), ()))
     used = [c for c in summary.class_counts if c.count]
     unused = [c for c in summary.class_counts if not c.count]
-    most = max((c.count for c in used), default=1)
-    lead = "No sample is visible."
-    if used:
-        counts = [c.count for c in used]
-        median = f"{np.median(counts):.0f}"
-        each = f"{count(min(counts))} to {count(most)} samples, median {median}"
-        if min(counts) == most:
-            each = f"{things(most, 'sample')} each"
-        lead = f"{count(len(used))} classes, {each}."
+    counts = [c.count for c in used]
+    most = max(counts)
+    spread = f"{count(min(counts))} to {count(most)} samples, median {np.median(counts):.0f}"
+    each = f"{things(most, 'sample')} each" if min(counts) == most else spread
+    lead = f"{count(len(used))} {'class' if len(used) == 1 else 'classes'}, {each}."
     if len(used) > _SHOWN_CLASSES:
         lead += f" The {count(_SHOWN_CLASSES)} largest are listed."
-    rows = "".join(_class_row(c, most, order) for c in used[:_SHOWN_CLASSES])
+    rows = "".join(_class_row(c, most, order, sheet) for c in used[:_SHOWN_CLASSES])
     without = ""
     if unused:
         names = ", ".join(text(c.name) for c in unused[:_SHOWN_CLASSES])
-        without = f'<p class="unused"><b>{count(len(unused))} without a sample</b> {names}</p>'
+        without = f"<details><summary>{count(len(unused))} without a sample</summary>{names}</details>"
     short = " short" if len(used) <= _SHORT_LIST else ""
     return Section(
         "Classes",
@@ -191,10 +190,11 @@ def classes_section(summary: Summary) -> Section:
     )
 
 
-def _class_row(c: ClassCount, most: int, order: Sequence[str]) -> str:
+def _class_row(c: ClassCount, most: int, order: Sequence[str], sheet: ContactSheet) -> str:
+    link = _link(c.name) if c.name in sheet.strips else ""
     bar = stack(c.splits or {"samples": Total(c.count, c.seconds)}, most, order or ["samples"])
     return (
-        f'<div class="class" data-class="{text(c.name)}"><a class="name" href="#c-{_anchor(c.name)}"'
+        f'<div class="class" data-class="{text(c.name)}"><a class="name"{link}'
         f' title="{text(c.name)}">{text(c.name)}</a>{bar}<span class="num">{count(c.count)}'
         f" · {duration(c.seconds)}</span></div>"
     )
@@ -234,6 +234,10 @@ def _anchor(name: str) -> str:
     return hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=6).hexdigest()
 
 
+def _link(name: str) -> str:
+    return f' href="#c-{_anchor(name)}"'
+
+
 def clips_section(summary: Summary, sheet: ContactSheet) -> Section:
     """Return the section with the contact sheet."""
     groups = []
@@ -247,11 +251,11 @@ def clips_section(summary: Summary, sheet: ContactSheet) -> Section:
         notes.append(f"No space for {count(sheet.left_out)} more classes; raise --max-bytes to show them.")
     if sheet.failed:
         notes.append(f"{things(sheet.failed, 'sample')} could not be decoded; run `fastvid verify` to see why.")
-    return Section(
-        "Clips",
-        f'<div class="groups">{"".join(groups)}</div><p class="more">{text(" ".join(notes))}</p>',
-        "Point at a clip to play it; click it for details.",
-    )
+    more = f'<p class="more">{text(" ".join(notes))}</p>' if notes else ""
+    lead = "Point at a clip to play it; click it for details." if groups else ""
+    if groups and len(streams := summary.generation.streams) > 1:
+        lead += f" The stream shown is {streams[0]}."
+    return Section("Clips", f'<div class="groups">{"".join(groups)}</div>{more}', lead)
 
 
 def _group(name: str, shown: str, tiles: str) -> str:
@@ -270,7 +274,7 @@ def _tile(summary: Summary, strip: FrameStrip) -> str:
         "source": row["source_id"],
         "class": f"{summary.class_names[strip.sample]}{label}",
         "video": f"{row['width']}x{row['height']} {strip.codec}",
-        "length": f"{duration(length)}, {count(row['num_frames'])} frames at {row['fps']:.4g} per second",
+        "length": f"{duration(length)}, {things(row['num_frames'], 'frame')} at {row['fps']:.4g} fps",
         "bytes": size(strip.bytes),
     }
     ours = ANNOTATION_FIELDS | FACT_FIELDS
@@ -288,7 +292,7 @@ _LONGEST: Final = 120  # characters of an example
 
 
 def columns_section(summary: Summary) -> Section:
-    """Return the section with the columns that came with the sources, such as captions."""
+    """Return the section with the columns that came with the sources, such as captions; empty without any."""
     rows = [
         [
             one.name,
@@ -299,7 +303,7 @@ def columns_section(summary: Summary) -> Section:
         for one in summary.columns
     ]
     listed = table(("column", "type", "missing", "examples"), rows)
-    return Section("Columns", card("", listed), "Annotations that came with the sources.")
+    return Section("Columns", card("", listed) if rows else "", "Annotations that came with the sources.")
 
 
 def encoding_section(summary: Summary) -> Section:
@@ -309,10 +313,12 @@ def encoding_section(summary: Summary) -> Section:
         f"generation {one.number}": ", ".join(filter(None, (one.time[:10], one.note, one.reason))) or "-"
         for one in summary.history
     }
+    # What a dataset in place, or one of an older version, does not know is left out.
+    some = "of the first shard" if len(summary.profiles) > 1 else ""
+    written = {"Profile": shard.profile, "Encoder": shard.encoder}
     cards = (
         card("Video", definitions(describe(summary))),
-        card("Profile", definitions(shard.profile)),
-        card("Encoder", definitions(shard.encoder)),
+        *(card(title, definitions(facts), aside=some) for title, facts in written.items() if facts),
         card("History", definitions(past), aside="generations that can be opened"),
     )
     return Section("Encoding", grid(*cards), "Over all visible samples.")
@@ -320,7 +326,7 @@ def encoding_section(summary: Summary) -> Section:
 
 # Browsers lay out this many rows without a noticeable delay.
 _ROWS: Final = 4000
-_HEADS: Final = ("Result", "Source", "Notes", "In", "Out", "Frames")
+_HEADS: Final = ("Result", "Source", "Notes", "Source size", "Stored size", "Frames")
 _NUMERIC: Final = (False, False, False, True, True, True)
 
 
@@ -345,7 +351,7 @@ def ledger_section(summary: Summary, *, max_bytes: int) -> Section | None:
     listed = table(_HEADS, written, numeric=_NUMERIC, attributes=' id="ledger"')
     return Section(
         "Sources",
-        '<div class="tools"><input type="search" id="find-source" placeholder="Search names, results and messages"'
+        '<div class="tools"><input type="search" id="find-source" placeholder="Search sources"'
         ' aria-label="search sources"><span class="found" id="found"></span></div>'
         f'<div class="card sources">{listed}<div class="empty" id="none" hidden>No source matches.</div></div>',
         lead,
@@ -392,9 +398,8 @@ def render_page(summary: Summary, *, max_bytes: int = 8_000_000) -> bytes:
 
 
 def _page(summary: Summary, sheet: ContactSheet, ledger: Section | None) -> bytes:
-    sections = [classes_section(summary), clips_section(summary, sheet)]
-    sections += [columns_section(summary)] if summary.columns else []
-    sections += [encoding_section(summary)] if summary.num_samples else []
+    found = [classes_section(summary, sheet), clips_section(summary, sheet), columns_section(summary)]
+    sections = [*(one for one in found if one.body), encoding_section(summary)] if summary.num_samples else []
     chips: dict[str, object] = {"generation": summary.generation.number, "id": summary.dataset_id[:12]}
     chips |= {"last change": summary.generation.note} if summary.generation.note else {}
     chips |= {"profile": ", ".join(sorted(summary.profiles)), "streams": ", ".join(summary.generation.streams)}
@@ -402,7 +407,7 @@ def _page(summary: Summary, sheet: ContactSheet, ledger: Section | None) -> byte
         summary.url.rstrip("/").rpartition("/")[2] or summary.url,
         [*sections, *([ledger] if ledger else [])],
         command="inspect",
-        lead=summary.url,
+        lead=summary.url if summary.num_samples else f"{summary.url}: no sample is visible",
         chips=chips,
         top=figures(_figures(summary)),
         end=_DIALOG,
@@ -412,16 +417,15 @@ def _page(summary: Summary, sheet: ContactSheet, ledger: Section | None) -> byte
 
 
 def _figures(summary: Summary) -> list[tuple[str, str, str]]:
-    used = sum(c.count > 0 for c in summary.class_counts if c.name in set(summary.generation.classes))
+    counts = [c.count for c in summary.class_counts if c.name in set(summary.generation.classes)]
     shards = len(summary.generation.shards)
     hidden = f", {count(summary.removed)} removed" if summary.removed else ""
     found = [("Samples", count(summary.num_samples), f"{things(shards, 'shard')}{hidden}")]
     if summary.num_samples:
         seconds = float(summary.seconds.sum())
-        found += [
-            ("Video", duration(seconds), f"{count(int(summary.num_frames.sum()))} frames"),
-            ("Classes", count(used), f"{count(len(summary.generation.classes) - used)} without samples"),
-        ]
+        found.append(("Video", duration(seconds), things(int(summary.num_frames.sum()), "frame")))
+        if used := len(counts) - (unused := counts.count(0)):
+            found.append(("Classes", count(used), f"{count(unused)} more without samples" if unused else ""))
         if summary.tar_bytes:
             per_sample = summary.tar_bytes / (summary.generation.num_samples - summary.in_place)
             found.append(("Size", size(summary.tar_bytes), f"{size(per_sample)} per sample"))

@@ -20,7 +20,7 @@ from fastvid.format.bitstream import has_arithmetic_coding
 from fastvid.format.generations import Generation, history, read_annotations, read_generation, read_head
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, LEDGER, SIGNALS, Codec, from_parquet
 from fastvid.runtime.arrays import BoolArray, FloatArray, IntArray
-from fastvid.runtime.values import count, duration, percent, shares, size, things
+from fastvid.runtime.values import count, duration, percent, shares, size, things, words
 from fastvid.sharding.job.ledger import read_ledger
 from fastvid.storage import Storage, open_storage
 
@@ -343,10 +343,10 @@ def describe(summary: Summary) -> dict[str, str]:
     places = [f"{size(summary.tar_bytes)} of tars"] if summary.tar_bytes else []
     places += [f"{things(summary.in_place, 'video')} in place"] if summary.in_place else []
     found = {
-        "video": f"{duration(float(summary.seconds.sum()))}, {count(int(summary.num_frames.sum()))} frames",
+        "video": f"{duration(float(summary.seconds.sum()))}, {things(int(summary.num_frames.sum()), 'frame')}",
         "duration": f"{shortest} shortest, {median} median, {longest} longest",
         "size": shares(summary.sizes),
-        "rate": shares(summary.rates) + " frames per second",
+        "rate": shares(Counter({f"{rate} fps": number for rate, number in summary.rates.items()})),
         "bytes": " and ".join(places),
     }
     if encoding.samples:
@@ -394,5 +394,5 @@ def _column(name: str, values: pa.ChunkedArray) -> Column:
     present = values.drop_null()
     # Enough rows to find different values, few enough to be quick.
     seen = present.slice(0, _LOOKED_AT).to_pylist()
-    some = dict.fromkeys(f"{value:.6g}" if isinstance(value, float) else str(value) for value in seen)
+    some = dict.fromkeys(f"{value:.6g}" if isinstance(value, float) else words(value) for value in seen)
     return Column(name, str(values.type), len(values) - len(present), tuple(itertools.islice(some, _EXAMPLES)))

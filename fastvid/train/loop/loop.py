@@ -319,7 +319,7 @@ class Trainer:
             "grad_norm": float(norm),
             "skipped": self._delivered - int(sums[CLIPS]),
             **speed,
-            **self._telemetry.numbers(speed, seconds, self._exposure.take() if self._exposure is not None else 0.0),
+            **self._telemetry.numbers(speed, seconds, None if self._exposure is None else self._exposure.take()),
             **self.strategy.numbers(),
         }
         self._sums = None

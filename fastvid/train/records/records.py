@@ -120,18 +120,19 @@ class Telemetry:
         flops = clip_flops(config, model) if member.leads else None
         return cls(member.world.size, member.device, flops, peak)
 
-    def numbers(self, speed: Mapping[str, float], seconds: float, exposed_s: float) -> dict[str, Any]:
+    def numbers(self, speed: Mapping[str, float], seconds: float, exposed_s: float | None) -> dict[str, Any]:
         """Return the columns for the steps since the last row.
 
         `speed`: from `Stopwatch.numbers`. `seconds`: duration of these steps. `exposed_s`: seconds of exposed
-        communication of this rank.
+        communication of this rank; None if it is not measured.
         """
         each = speed["clips_per_s"] / self.world_size
         row: dict[str, Any] = {
             "clips_per_s_per_gpu": each,
-            "exposed_percent": 100 * exposed_s / max(seconds, 1e-9),
             "memory_gib": memory_bytes(self.device) / 2**30,
         }
+        if exposed_s is not None:
+            row["exposed_percent"] = 100 * exposed_s / max(seconds, 1e-9)
         if self.flops_per_clip is not None:
             tflops = each * self.flops_per_clip / 1e12
             row["tflops_per_gpu"] = tflops

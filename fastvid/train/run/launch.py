@@ -265,6 +265,7 @@ def _announce(trainer: Trainer, run: Run) -> None:
     trainer.recorder.write(
         "start",
         samples=replica.samples,
+        samples_per_epoch=replica.schedule.total // config.run.epochs,
         world_size=member.world.size,
         checkpoint=run.checkpoint,
         device=str(member.device),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from fastvid.errors import UsageError
-from fastvid.report.charts import bars, lines
+from fastvid.report.charts import bars, lines, number
 from fastvid.report.page import Section, card, document, figures, grid, table
 from fastvid.train.records import records as metrics
 
@@ -19,20 +19,19 @@ _METRIC = "metric"  # placeholder in `_CHARTS` for the metric of the first run's
 # Charts of each section: kind of row, column, and title.
 _CHARTS = {
     "Learning": (("eval", _METRIC, ""), ("train", "loss", "training loss"), ("eval", "loss", "held-out loss")),
-    "Schedule": (("train", "lr", "learning rate"), ("train", "grad_norm", "norm of the gradient")),
+    "Optimiser": (("train", "lr", "learning rate"), ("train", "grad_norm", "norm of the gradient")),
     "Speed": (("train", "clips_per_s", "clips/s"), ("train", "wait_percent", "waiting for data, % of the time")),
 }
 _FACTS = (
-    ("clips_per_s", "clips/s", "{:,.1f}"),
-    ("clips_per_s_per_gpu", "clips/s per rank", "{:,.2f}"),
-    ("wait_percent", "waiting for data", "{:.1f} %"),
-    ("exposed_percent", "waiting for other ranks", "{:.1f} %"),
-    ("mfu_percent", "used of the device's peak (MFU)", "{:.1f} %"),
-    ("tflops_per_gpu", "TFLOP/s per rank", "{:,.3g}"),
-    ("memory_gib", "peak memory", "{:,.2f} GiB"),
+    ("clips_per_s", "clips/s", ""),
+    ("clips_per_s_per_gpu", "clips/s per rank", ""),
+    ("wait_percent", "waiting for data", " %"),
+    ("exposed_percent", "waiting for other ranks", " %"),
+    ("mfu_percent", "used of the device's peak (MFU)", " %"),
+    ("tflops_per_gpu", "TFLOP/s per rank", ""),
+    ("memory_gib", "peak memory", " GiB"),
 )
 
-Row = Mapping[str, Any]
 Point = tuple[float, float]
 
 
@@ -42,7 +41,7 @@ class RunMetrics:
 
     name: str
     rows: Sequence[dict[str, Any]]  # rows of metrics, as written
-    epoch: int  # samples per epoch
+    epoch: int  # samples per epoch; 1 if unknown, so that curves are over samples
     metric: str = "top1_percent"  # the metric by which the run compares models, a column of its "eval" rows
     higher_is_better: bool = True
 
@@ -55,13 +54,14 @@ class RunMetrics:
                 "folder does not contain a run", file=folder, hint=f"name a folder that contains {metrics.METRICS_FILE}"
             )
         rows = metrics.read(file)
+        if any("samples" not in row for row in rows):
+            raise UsageError("there is no report of a sweep", file=folder, hint="read its results.json")
         ends = [row["samples"] / (row["epoch"] + 1) for row in rows if row["kind"] == "eval"]
-        seen = [row["samples"] for row in rows if row["kind"] == "train"]
         compared = next((row for row in rows if row["kind"] == "start" and "metric" in row), {})
         return cls(
             folder.name,
             rows,
-            round(ends[0]) if ends else max(seen, default=1),
+            compared.get("samples_per_epoch") or (round(ends[0]) if ends else 1),
             compared.get("metric", cls.metric),
             compared.get("higher_is_better", cls.higher_is_better),
         )
@@ -114,32 +114,36 @@ def efficiency(runs: Sequence[RunMetrics]) -> list[tuple[int, float, float, floa
 def page(folders: Sequence[Path]) -> str:
     """Return the HTML page of one run, or of several for comparison."""
     runs = [RunMetrics.read(folder) for folder in folders]
+    if any(run.epoch == 1 for run in runs):
+        runs = [replace(run, epoch=1) for run in runs]
     first, single = runs[0], len(runs) == 1
     metric = first.metric
-    sections = [] if single else [Section("Runs", card("Medians of the training rows", _comparison(runs)))]
+    sections = [] if single else [Section("Runs", card("Last evaluation and medians over steps", _comparison(runs)))]
     for title, pair in _CHARTS.items():
         drawn = [card("", chart) for chart in (_chart(runs, *what, metric) for what in pair) if chart]
         sections += [Section(title, grid(*drawn))] if drawn else []
     parts = _parts(first)
     if parts and single:
         split = bars(parts, unit="ms", quiet=[name for name in parts if name != "computing"])
-        sections.append(Section("Step", card("Time per step", split, "Median of the run, rank 0.")))
+        sections.append(Section("Step time", card("Time per step", split, "Median of the run, rank 0.")))
     rows = efficiency(runs)
     if len(rows) > 1:
         cells = [(str(w), f"{speed:.1f}", f"{each:.2f}", f"{share:.0f} %") for w, speed, each, share in rows]
         heads = ("ranks", "clips/s", "clips/s per rank", "efficiency")
         note = "Relative to the smallest number of ranks."
         sections.append(Section("Scaling", card("Clips per second by number of ranks", table(heads, cells), note)))
-    if single:
+    if single and (starts := _starts(first)):
         heads = ("process group", "ranks", "at clip", "from checkpoint")
         note = "A run that was killed, or whose number of ranks changed, resumes from its newest checkpoint."
-        sections.append(Section("Starts", card("Process groups", table(heads, _starts(first)), note)))
+        sections.append(Section("Starts", card("Process groups", table(heads, starts), note)))
     config = _config(folders[0])
+    lead = f"{config['model']} on {config['data']}. " if single and config else ""
+    lead += "No step is recorded yet." * all(row["kind"] == "start" for run in runs for row in run.rows)
     return document(
-        ", ".join(run.name for run in runs),
+        ", ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs",
         sections,
         command="report",
-        lead=f"{config['model']} on {config['data']}." if single and config else "",
+        lead=lead,
         chips={name: value for name, value in config.items() if name not in ("model", "data")} if single else {},
         top=figures(_figures(first)) if single else "",
     )
@@ -150,27 +154,31 @@ def _config(folder: Path) -> dict[str, str]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         model, data, epochs = config["model"]["name"], config["data"], config["run"]["epochs"]
-        batch, how = data["global_batch_size"], config["sync"]
+        batch, how = f"{data['global_batch_size']:,}", config["sync"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
-    return {"model": model, "data": data["path"], "clips per step": str(batch), "epochs": str(epochs), "strategy": how}
+    return {"model": model, "data": data["path"], "clips per step": batch, "epochs": str(epochs), "strategy": how}
 
 
 def _chart(runs: Sequence[RunMetrics], kind: str, name: str, title: str, metric: str) -> str:
     if name == _METRIC:
         name, title = metric, f"held-out {_label(metric)}{', %' * metric.endswith(_PERCENT)}"
     curves = {run.name: points for run in runs if (points := run.curve(kind, name))}
-    return lines(curves, title, across="epochs", whole_x=True) if curves else ""
+    return lines(curves, title, across="clips" if runs[0].epoch == 1 else "epochs", whole_x=True) if curves else ""
 
 
 def _figures(run: RunMetrics) -> list[tuple[str, str, str]]:
-    scores, name = [score for _, score in run.curve("eval", run.metric)], run.metric
-    best = max if run.higher_is_better else min
-    held_out = [(f"held-out {_label(name)}", _value(name, scores[-1]), f"best {_value(name, best(scores))}")]
-    known = [(label, form, run.median(name)) for name, label, form in _FACTS]
-    return held_out * bool(scores) + [
-        (label, form.format(value), "median") for label, form, value in known if value is not None
-    ]
+    name, found = run.metric, [(label, value, "median") for label, value in _medians(run).items()]
+    if scores := [score for _, score in run.curve("eval", name)]:
+        best = max(scores) if run.higher_is_better else min(scores)
+        found.insert(0, (f"held-out {_label(name)}", _value(name, scores[-1]), f"best {_value(name, best)}"))
+    return found
+
+
+def _medians(run: RunMetrics) -> dict[str, str]:
+    """Return the medians of the training rows by label, with units; without what the run did not measure."""
+    known = [(label, unit, run.median(name)) for name, label, unit in _FACTS]
+    return {label: f"{number(value)}{unit}" for label, unit, value in known if value is not None}
 
 
 def _label(metric: str) -> str:
@@ -182,21 +190,23 @@ def _value(metric: str, value: float) -> str:
 
 
 def _comparison(runs: Sequence[RunMetrics]) -> str:
-    rows, name = [], runs[0].metric
+    name, rows = runs[0].metric, []
+    score = f"held-out {_label(name)}"
     for run in runs:
-        scores = [score for _, score in run.curve("eval", name)]
-        facts = [run.median(name) for name, _, _ in _FACTS]
-        shown = ["" if value is None else form.format(value) for value, (_, _, form) in zip(facts, _FACTS, strict=True)]
-        rows.append((run.name, _value(name, scores[-1]) if scores else "", *shown))
-    return table(("run", _label(name), *(label for _, label, _ in _FACTS)), rows)
+        curve = run.curve("eval", name)
+        last = {score: _value(name, curve[-1][1])} if curve else {}
+        rows.append({"run": run.name} | last | _medians(run))
+    heads = [head for head in ("run", score, *(label for _, label, _ in _FACTS)) if any(head in row for row in rows)]
+    return table(heads, [[row.get(head, "-") for head in heads] for row in rows])
 
 
 def _parts(run: RunMetrics) -> dict[str, float]:
     step = run.median("step_ms")
     if step is None:
         return {}
-    wait, exposed = (step * (run.median(name) or 0.0) / 100 for name in ("wait_percent", "exposed_percent"))
-    return {"computing": step - wait - exposed, "waiting for data": wait, "waiting for other ranks": exposed}
+    shares = {label: run.median(name) for name, label, _ in _FACTS if label.startswith("waiting")}
+    waits = {label: step * share / 100 for label, share in shares.items() if share is not None}
+    return {"computing": step - sum(waits.values()), **waits}
 
 
 def _starts(run: RunMetrics) -> list[tuple[str, str, str, str]]:

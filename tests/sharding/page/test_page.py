@@ -16,7 +16,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.ledger import write_ledger
-from fastvid.sharding.page.page import HEIGHT, make_contact_sheet, pick_frames, render_page
+from fastvid.sharding.page.page import HEIGHT, classes_section, make_contact_sheet, pick_frames, render_page
 from fastvid.sharding.page.summary import UNLABELLED, summarize
 from tests.browser import Browser, needs_chromium
 from tests.datasets import make_clip, pack, recommit
@@ -192,7 +192,9 @@ class TestSummary:
     def test_page_of_a_dataset_without_visible_samples_is_valid(self, store):
         remove_samples(store, [f"c/{n}" for n in range(8)])
         assert summarize(store.url).num_samples == 0
-        Page(render(store))
+        page = Page(render(store))
+        assert "no sample is visible" in page.find("header")[0][1]
+        assert {attrs["id"] for attrs, _ in page.find("section")} == {"sources"}, "nothing is left to show but sources"
 
 
 class TestPage:
@@ -244,6 +246,17 @@ class TestPage:
         assert links
         assert links <= ids
 
+    def test_classes_without_a_clip_have_no_link(self, store):
+        sheet = make_contact_sheet(summarize(store.url), max_bytes=10)
+        page = Page(classes_section(summarize(store.url), sheet).body.encode())
+        assert [attrs for attrs, _ in page.find("a") if "href" in attrs] == []
+        assert [words for _, words in page.find("a")] == ["jump", EVIL]
+
+    def test_a_dataset_without_labels_has_no_classes(self, tmp_path, clips):
+        page = Page(render(pack(tmp_path / "d", [[("a", clips[0], None), ("b", clips[1], None)]], classes=())))
+        assert {attrs["id"] for attrs, _ in page.find("section")} == {"clips", "encoding"}
+        assert "Classes" not in [words for _, words in page.find("div", **{"class": "label"})]
+
     def test_page_stays_within_max_bytes(self, store):
         full = render(store)
         frame = len(re.sub(rb"data:image/webp;base64,[^)]*", b"", full))
@@ -275,6 +288,17 @@ class TestPage:
         page = Page(render(store))
         assert len(page.find("div", **{"class": "tile"})) == 6
         assert "1 sample could not be decoded" in page.find("p", **{"class": "more"})[0][1]
+
+    def test_classes_that_do_not_decode_are_not_said_to_lack_space(self, tmp_path, clips):
+        store = pack(tmp_path / "d", [[("a", clips[0], 0)]])
+        data = bytearray(store.read("data-000000.tar"))
+        position = data.index(b"mdat")
+        data[position + 100 : position + 400] = bytes(300)
+        store.write("data-000000.tar", bytes(data))
+        shown = Page(render(store)).find("section", id="clips")[0][1]
+        assert "1 sample could not be decoded" in shown
+        assert "No space" not in shown
+        assert "Point at a clip" not in shown
 
     def test_inspect_writes_the_page(self, store, tmp_path, capsys):
         out = tmp_path / "page.html"
@@ -374,6 +398,11 @@ def test_page_works_in_a_browser(store, tmp_path):
 
         browser.resize(400)
         assert browser.evaluate("document.documentElement.scrollWidth") <= 400
+        # The whole row of a source is on the screen, and long facts of a clip scroll.
+        browser.evaluate(search.format("find-source", ""))
+        right = "Math.max(...[...document.querySelectorAll('#ledger td')].map(e => e.getBoundingClientRect().right))"
+        assert 300 < browser.evaluate(right) <= 400
+        assert browser.evaluate("getComputedStyle(document.querySelector('#clip')).overflowY") == "auto"
 
         # Positive control: the policy stops an injected script.
         browser.evaluate(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import resource
 import time
 
@@ -157,6 +158,11 @@ def test_speed_is_per_rank_and_against_the_peak():
     assert found["memory_gib"] > 0
 
 
+def test_communication_that_is_not_measured_has_no_column():
+    telemetry = Telemetry(1, torch.device("cpu"), flops_per_clip=None, peak=None)
+    assert "exposed_percent" not in telemetry.numbers({"clips_per_s": 80.0}, seconds=10.0, exposed_s=None)
+
+
 def test_flops_of_a_toy_model_are_counted(tmp_path):
     model = toy.net()
     telemetry = Telemetry.of(toy.toy_config(tmp_path), Member(World(), torch.device("cpu")), model)
@@ -221,3 +227,50 @@ def test_report_shows_one_run_or_compares_two(tmp_path):
         assert both.count(f'<th class="num">{name}</th>') == 7
     with pytest.raises(UsageError, match="does not contain a run"):
         report.page([tmp_path / "none"])
+
+
+def write_rows(folder, *rows):
+    recorder = Recorder(folder / METRICS_FILE)
+    for kind, values in rows:
+        recorder.write(kind, **values)
+    recorder.close()
+    return folder
+
+
+START = ("start", {"samples": 0, "world_size": 1, "checkpoint": None})
+STEP = ("train", {"samples": 8, "epoch": 0, "loss": 1.0, "clips_per_s": 80.0, "step_ms": 100.0, "wait_percent": 5.0})
+
+
+def test_report_leaves_out_what_was_not_measured(tmp_path):
+    text = report.page([write_rows(tmp_path / "one", START, STEP)])
+    assert "waiting for other ranks" not in text
+    assert [f'class="value">{value} ms<' in text for value in ("95", "5")] == [True, True]
+    assert "held-out" not in text
+    both = report.page([write_rows(tmp_path / "other", START), tmp_path / "one"])
+    assert re.findall("<th[^>]*>([^<]+)", both.partition("<figure>")[0]) == ["run", "clips/s", "waiting for data"]
+    assert re.findall("<td[^>]*>([^<]+)", both.partition("<figure>")[0])[:3] == ["other", "-", "-"]
+
+
+def test_curves_are_over_clips_until_the_length_of_an_epoch_is_known(tmp_path):
+    step = write_rows(tmp_path / "a", START, STEP)
+    assert '<div class="across">clips</div>' in report.page([step])
+    assert report.RunMetrics.read(step).curve("train", "loss") == [(8, 1.0)]
+    told = write_rows(tmp_path / "b", ("start", START[1] | {"metric": "top1_percent", "samples_per_epoch": 32}), STEP)
+    assert '<div class="across">epochs</div>' in report.page([told])
+    assert report.RunMetrics.read(told).curve("train", "loss") == [(0.25, 1.0)]
+    both = report.page([step, told])
+    assert '<div class="across">epochs</div>' not in both
+
+
+def test_report_of_a_run_without_steps_says_so(tmp_path):
+    for rows in ((), (START,)):
+        text = report.page([write_rows(tmp_path / str(len(rows)), *rows)])
+        assert "No step is recorded yet." in text
+        assert ("<table>" in text) == bool(rows), "a table of starts only if there are any"
+    assert "No step is recorded" not in report.page([write_rows(tmp_path / "one", START, STEP)])
+
+
+def test_report_of_a_sweep_says_where_its_results_are(tmp_path):
+    sweep = write_rows(tmp_path, ("start", {"visits": 0}), ("eval", {"model": 0, "epoch": 0, "top1_percent": 1.0}))
+    with pytest.raises(UsageError, match="no report of a sweep"):
+        report.page([sweep])
