@@ -65,6 +65,7 @@ NOTES: dict[str, str] = {
     "pixels": "another pixel format than that of profiles; nothing to do",
     "colour": "other colour tags than those of profiles, or none; nothing to do",
     "pixel-aspect": "pixels are not square; pictures are made so",
+    "clip-cut-short": "the annotated clip begins before its video or ends after it; only what exists is in it",
     "edit-list": "frames that players hide are hidden",
     "kept-small": "smaller than the short side; --enlarge enlarges them",
     "enlarged": "smaller than the short side, and enlarged to it",

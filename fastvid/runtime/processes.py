@@ -20,6 +20,7 @@ import os
 import secrets
 import signal
 import struct
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastvid.errors import FormatError, UsageError
-from fastvid.runtime.values import sha256
+from fastvid.runtime.values import check_integer, sha256
 
 SAFE_PATH: Final = {"PYTHONSAFEPATH": "1"}
 """Environment variable of every Python process that fastvid starts, inherited by that process's own children.
@@ -93,6 +94,12 @@ def _quota() -> float:
     return cores
 
 
+_REMOVAL_SECONDS: Final = 0.05
+"""Seconds in which the holder of a lock removes its file, and the folder if it is empty, when it is about to end."""
+
+_TRIES: Final = 100  # to open a file in a folder that its last holder has just removed
+
+
 def lock_file(path: Path, *, shared: bool = False, wait: bool = True) -> int:
     """Lock a file, created with its folder if necessary. The kernel releases the lock of a killed process.
 
@@ -107,6 +114,11 @@ def lock_file(path: Path, *, shared: bool = False, wait: bool = True) -> int:
             fcntl.flock(descriptor, how)
             if _lies_at(descriptor, path):
                 return descriptor
+        except BlockingIOError:
+            time.sleep(_REMOVAL_SECONDS)
+            if _lies_at(descriptor, path):
+                os.close(descriptor)
+                raise
         except BaseException:
             os.close(descriptor)
             raise
@@ -114,12 +126,12 @@ def lock_file(path: Path, *, shared: bool = False, wait: bool = True) -> int:
 
 
 def _open(path: Path) -> int:
-    while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except FileNotFoundError:
-            continue  # its last holder has just removed the folder
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(path, flags, 0o666)
+    return os.open(path, flags, 0o666)
 
 
 def _lies_at(descriptor: int, path: Path) -> bool:
@@ -233,15 +245,15 @@ class World:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
-            raise UsageError(f"rank {self.rank} is outside a world of {self.size}")
+            raise UsageError(f"rank {self.rank} is outside a world of {self.size}", hint="count ranks from 0")
 
     @classmethod
     def resolve(cls, rank: int | None, world_size: int | None) -> World:
         """Return the arguments if given, else torch's process group, else torchrun's environment, else rank 0 of 1."""
         if (rank is None) != (world_size is None):
-            raise UsageError(f"rank={rank} and world_size={world_size} must be given together")
+            raise UsageError(f"rank={rank} and world_size={world_size} must be given together", hint="give both")
         if rank is not None and world_size is not None:
-            return cls(rank, world_size)
+            return cls(check_integer("rank", rank), check_integer("world_size", world_size))
         import torch.distributed as dist
 
         if dist.is_available() and dist.is_initialized():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from fastvid.errors import FormatError, MissingDependency, UsageError
-from fastvid.runtime.values import sha256_of_pieces
+from fastvid.runtime.values import path_text, sha256_of_pieces
 from fastvid.storage.local import LocalStorage
 from fastvid.storage.protocol import RemoteOptions, Storage
 
@@ -99,7 +99,7 @@ def open_storage(url: str | os.PathLike[str], *, options: RemoteOptions | None =
         UsageError: If the URL is invalid or its scheme is unknown.
         MissingDependency: If the package for remote storages is missing.
     """
-    text = os.fspath(url)
+    text = path_text("folder", url)
     scheme, separator, rest = text.partition("://")
     if not separator:
         return LocalStorage(text)

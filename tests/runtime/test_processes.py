@@ -174,3 +174,13 @@ def test_verify_starts_a_process_for_each_core_of_its_container(machine, tmp_pat
     report = verify_dataset(store.url, progress=note)
     assert (report.samples, report.problems) == (6, [])
     assert len(started) == 4
+
+
+def test_a_lock_file_and_its_folder_that_are_removed_meanwhile_are_made_again(tmp_path, monkeypatch):
+    path = tmp_path / "out" / "lock"
+    held = processes.lock_file(path)
+    # Its holder removes them while the next one waits.
+    monkeypatch.setattr(processes.time, "sleep", lambda _: (path.unlink(), path.parent.rmdir()))
+    os.close(processes.lock_file(path, wait=False))
+    os.close(held)
+    assert path.exists()

@@ -75,6 +75,9 @@ def lock_folder(storage: Storage, part: JobPart | None = None, command: str = ""
 def _locked(storage: LocalStorage, part: JobPart | None) -> Iterator[None]:
     folder = storage.path(LEDGER_PARTS)
     job = folder / _JOB_LOCK
+    made = [path for path in (storage.root, *storage.root.parents) if not path.exists()]
+    if [path.name for path in storage.root.glob("*")] == [LEDGER_PARTS]:
+        made = [storage.root]  # by a part that starts now too, or was killed
     with contextlib.ExitStack() as stack:
         # Parts share this lock, so that none runs at the same time as a whole job.
         held = stack.enter_context(_lock(job, shared=part is not None))
@@ -85,9 +88,12 @@ def _locked(storage: LocalStorage, part: JobPart | None) -> Iterator[None]:
             stack.enter_context(_lock(own, shared=False))
         try:
             yield
+            made = []
         finally:
             with contextlib.suppress(OSError):
                 _clear(storage, folder, held, own)
+                for path in made:
+                    path.rmdir()  # fails unless it is empty
 
 
 def _clear(storage: LocalStorage, folder: Path, held: int | None, own: Path | None) -> None:

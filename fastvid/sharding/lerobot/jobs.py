@@ -187,7 +187,7 @@ def shard_lerobot(
     """
     chosen_how = How(**how, command="shard")
     check_amounts(workers=chosen_how.workers, samples_per_shard=episodes_per_shard)
-    chosen = get_profile(profile) if isinstance(profile, str) else profile
+    chosen = get_profile(profile)
     if chosen.fps:
         raise UsageError(
             f"the rate of episodes cannot change to {chosen.fps}: each frame has its row of signals",

@@ -23,7 +23,6 @@ from fastvid.format.packets import StreamInfo
 from fastvid.media.describe import TONE_MAP
 from fastvid.media.probe import OpenSource, SourceInfo, private_copy, probe
 from fastvid.media.reasons import Reason
-from fastvid.media.timing import FrameTiming
 from fastvid.runtime.values import sha256_of_file
 from fastvid.sharding.encode.audio import DAMAGED, SampleAudio, audio_seconds, extract_audio, take_over_audio
 from fastvid.sharding.encode.parts import (
@@ -60,6 +59,7 @@ from fastvid.sharding.work.tasks import (
     Report,
     SourceTask,
     attempt,
+    cut_short,
     failure,
     open_task,
     read_sound,
@@ -331,13 +331,14 @@ class _ClipFile:
                 meta["audio"] = {**facts, "copied": sound.copied}
             made.append(EncodedSample(_key(task, number, len(checked)), meta, streams))
         # No warning for a clip of a salvaged source: `_plan` accepts it only if it is inside.
-        cut_short = _cut_short(task, self.written.timing) if self._salvaged is None else ()
+        timing = self.written.timing
+        short = cut_short(task, (timing.frames + 1) / timing.rate) if self._salvaged is None else ()
         noted = () if salvaged is None else ("salvaged",)
         return Outcome(
             task.index,
             tuple(made),
             message="" if salvaged is None else salvaged.note,
-            warnings=(*_changes(self.info, settings.profile), *cut_short, *noted, *(sound.warnings if sound else ())),
+            warnings=(*_changes(self.info, settings.profile), *short, *noted, *(sound.warnings if sound else ())),
             bytes_in=self.source.size,
         )
 
@@ -381,7 +382,7 @@ class _ClipFile:
                 meta |= _place(task, one.start, one.start + float(one.found.info.num_frames / one.found.info.fps))
             samples.append(EncodedSample(_key(task, number, len(copied)), meta, {"rgb": one.video}))
         remuxed = ["remuxed"] if any(one.remuxed for one in copied) else []
-        notes = (*warnings, *_cut_short(task, info.timing), *remuxed)
+        notes = (*warnings, *cut_short(task, (info.timing.frames + 1) / info.timing.rate), *remuxed)
         return Outcome(task.index, tuple(samples), warnings=notes, bytes_in=self.source.size)
 
     def _sound(self, clip: PlannedClip) -> SampleAudio:
@@ -420,13 +421,6 @@ def _key(task: SourceTask, number: int, count: int) -> str:
 def _place(task: SourceTask, start: float, end: float) -> dict[str, Any]:
     """Return the fields of a sample's JSON that say where it was cut from its file; `start`, `end`: in seconds."""
     return {"parent": task.parent or task.source_id, "start_seconds": start, "end_seconds": end}
-
-
-def _cut_short(task: SourceTask, timing: FrameTiming) -> Iterator[str]:
-    """Yield a warning if the annotated clip begins before the video, or ends more than a frame after it."""
-    ends_late = task.end is not None and task.end > (timing.frames + 1) / timing.rate
-    if ends_late or (task.start is not None and task.start < 0):
-        yield "clip-cut-short"
 
 
 def _expected(info: SourceInfo, part: tuple[int, int] | None) -> tuple[int, int]:

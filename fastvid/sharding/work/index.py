@@ -51,6 +51,7 @@ from fastvid.sharding.work.tasks import (
     SourceTask,
     attempt,
     check_version,
+    cut_short,
     failure,
     refuse_blocked,
     source_errors,
@@ -172,11 +173,12 @@ def _open(task: SourceTask) -> FileReader:
 
 
 def _cut(task: SourceTask, found: IndexedVideo, version: Version | None) -> Outcome:
-    place: dict[str, object] = {}
+    place, short = dict[str, object](), tuple[str, ...]()
     if task.frames is not None:
         found = cut_index(found, *task.frames)
     elif task.start is not None or task.end is not None:
         first, count = frames_between(found, task.start, task.end)
+        short = cut_short(task, clip_seconds(found, 0, found.info.num_frames)[1] + float(1 / found.info.fps))
         start, end = clip_seconds(found, first, count)
         found = cut_index(found, first, count)
         place = {"parent": task.parent or task.source_id, "start_seconds": start, "end_seconds": end}
@@ -185,7 +187,7 @@ def _cut(task: SourceTask, found: IndexedVideo, version: Version | None) -> Outc
         tag, modified = version.text
         place["version"] = {"size": version.size, "tag": tag, "modified": modified}
     meta = {**sample.meta, **place}
-    return Outcome(task.index, (replace(sample, meta=meta),), warnings=found.notes)
+    return Outcome(task.index, (replace(sample, meta=meta),), warnings=(*found.notes, *short))
 
 
 # Tolerance in seconds when comparing times, because containers round them to their time base.

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
 from itertools import groupby
 from typing import IO, Any, Final, TypeVar
 
@@ -145,6 +146,12 @@ def failure(task: SourceTask, error: SourceError | MemoryError) -> Outcome:
     if isinstance(error, SourceError):
         return Outcome(task.index, reason=Reason(error.reason), message=error.message, transient=error.transient)
     return Outcome(task.index, reason=Reason.MEMORY, message="the worker ran out of memory")
+
+
+def cut_short(task: SourceTask, latest: float | Fraction) -> tuple[str, ...]:
+    """Return a warning if a clip begins before its video, or ends after `latest` seconds: a frame after its end."""
+    is_short = (task.start or 0) < 0 or (task.end is not None and task.end > latest)
+    return ("clip-cut-short",) if is_short else ()
 
 
 def refuse_blocked(digest: str, blocked: Collection[str]) -> None:

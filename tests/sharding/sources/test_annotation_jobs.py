@@ -17,6 +17,7 @@ from fastvid.media.reasons import Reason
 from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.change.edit import read_labels
 from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.in_place import index_videos
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.sources.annotations import read_annotations
 from fastvid.sharding.sources.tars import gather_sources
@@ -127,6 +128,8 @@ def test_clips_of_a_film_have_its_name_and_their_asked_and_got_seconds(tmp_path)
     assert got == [[pytest.approx(0.12), 1.0], [1.0, 2.0]]
     warnings = {row["source_id"]: "clip-cut-short" in (row["warnings"] or []) for row in ledger(out)}
     assert warnings == {"my film.mp4#0.11-1": False, "my film.mp4#1-9": True}
+    index_videos(tmp_path / "raw", tmp_path / "here", annotations=f"panda70m:{tmp_path / 'panda.csv'}", workers=1)
+    assert {row["source_id"]: row["warnings"] == ["clip-cut-short"] for row in ledger(tmp_path / "here")} == warnings
     facts = {row["key"]: row for row in pq.read_table(next(out.glob("data-*.parquet"))).to_pylist()}
     for name in tars(out):
         with tarfile.open(out / name) as tar:
