@@ -88,9 +88,11 @@ class Cropped(Corpus):
     def requests(self) -> list[ClipRequest]:
         """The clips, with videos in random order."""
         found = super().requests
-        sides = [(self.dataset[one.sample].height, self.dataset[one.sample].width) for one in found]
+        heights, widths = zip(
+            *((self.dataset[one.sample].height, self.dataset[one.sample].width) for one in found), strict=True
+        )
         draws = BatchDraws(self.seed, 0, np.arange(len(found)))
-        cuts = Spatial.of(_TIMED[self.shown]).cuts(*zip(*sides, strict=True), draws).tolist()
+        cuts = Spatial.of(_TIMED[self.shown]).cuts(heights, widths, draws).tolist()
         return [replace(one, box=Box(*cut[:4]), size=tuple(cut[4:6])) for one, cut in zip(found, cuts, strict=True)]
 
 

@@ -28,7 +28,7 @@ def measure(settings: Settings, notes: Notes) -> None:
     """Compare batches of every decoder with PyAV's on the CPU, measure their rates and watch the memory."""
     name, dataset = settings.smallest()
     runs, reasons = settings.on_device()
-    chosen = ["pyav", *runs, *(f"pyav+{one.name}" for one in runs[:1] if not settings.fake)]
+    chosen: list[Any] = ["pyav", *runs, *(f"pyav+{one.name}" for one in runs[:1] if not settings.fake)]
     wrong = raced = 0
     notes.put(dataset=name, unavailable=reasons)
     small = replace(settings, batch=min(settings.batch, 8))

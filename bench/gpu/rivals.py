@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from bench.common.linked import video_decoder
 from bench.common.newest import installed
@@ -101,7 +102,7 @@ class ByClip(Job):
 
 def _cut(frame: Any, request: ClipRequest) -> Any:
     """Return a view of a crop, [3, h, w], of anything with DLPack: [3, H, W], or [3 * H, W] of PyNvVideoCodec."""
-    box, found = request.box, torch.from_dlpack(frame)
+    box, found = request.box, from_dlpack(frame)
     found = found.unflatten(0, (3, -1)) if found.ndim == 2 else found
     return found[..., box.y : box.y + box.height, box.x : box.x + box.width]
 
@@ -196,7 +197,7 @@ class Dali(Job):
         """Decode all clips in one run of the pipeline."""
         self.feed(requests)
         video = self.pipeline.run(self.handle or None)[0]
-        clips = [torch.from_dlpack(video.at(place)).movedim(-1, 0) for place in range(len(requests))]
+        clips = [from_dlpack(video.at(place)).movedim(-1, 0) for place in range(len(requests))]
         return [_cut(clip, request).clone() for clip, request in zip(clips, requests, strict=True)]
 
 

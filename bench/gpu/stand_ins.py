@@ -14,7 +14,7 @@ from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import av
 import numpy as np
@@ -79,6 +79,8 @@ class VideoDecoder:
 
 class Pipeline(contextlib.nullcontext[None]):
     """Poses as DALI's; a node of its graph is a function of what is fed."""
+
+    size: ClassVar[int]
 
     def __init__(self, batch_size: int, **options: Any) -> None:
         super().__init__()

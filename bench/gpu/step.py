@@ -94,7 +94,8 @@ def measure(settings: Settings, notes: Notes) -> None:
     best = min(times, key=times.__getitem__)
     notes.put(channels_last_speedup=round(times["nchw"] / times["channels_last"], 3), best=best)
     steps = Steps(settings, side, _VARIANTS[best])
-    for decoder in ("pyav", *settings.on_device()[0]):
+    decoders: list[Any] = ["pyav", *settings.on_device()[0]]
+    for decoder in decoders:
         row = {"decoder": decoder if isinstance(decoder, str) else decoder.name}
         try:
             row |= _fed(settings, dataset, decoder, steps, cached[steps.channels_last])

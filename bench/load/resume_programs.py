@@ -35,6 +35,10 @@ class Loader:
     "world" and "workers", what may change between saving and resuming by the documentation. `step`: first to deliver.
     """
 
+    package: str
+    needs: list[str]
+    offers: str
+
     def __init_subclass__(cls, name, package, needs="torch.utils.data", offers=""):
         LOADERS[name], cls.package, cls.needs, cls.offers = cls, package, needs.split(), offers
 

@@ -28,12 +28,11 @@ import torch.distributed as dist
 
 from bench.scaling.model import Gradients, SyncSpec
 from fastvid.load.batch.batch import Batch
-from fastvid.load.order.epoch import World
-from fastvid.runtime.processes import available_cores
+from fastvid.runtime.processes import World, available_cores
 from fastvid.train.config.config import Config
 from fastvid.train.loop.loop import Stepper
 from fastvid.train.loop.strategy import build_strategy
-from fastvid.train.parts.replica import Replica
+from fastvid.train.parts.replica import Loader, Replica
 from fastvid.train.ranks import Member, gather_bytes, join
 from fastvid.train.run import assemble
 from fastvid.train.run.assemble import open_datasets
@@ -129,10 +128,10 @@ class _Rank:
         if self.member.world.size > 1:
             dist.barrier()
 
-    def _loader(self, member: Member) -> assemble.Loader:
+    def _loader(self, member: Member) -> Loader:
         size = self.clips * member.world.size
         data = replace(self.config.data, global_batch_size=size, last="drop")
-        return assemble.train_loader(replace(self.config, data=data), self.dataset, member)
+        return assemble.make_loader(replace(self.config, data=data), self.dataset, member, train=True)
 
     def _first_batch(self) -> Batch:
         loader = self._loader(self.member)
@@ -227,7 +226,7 @@ class _EndlessLoader:
         return self.batches
 
 
-def _forever(loader: assemble.Loader) -> Iterator[Batch]:
+def _forever(loader: Loader) -> Iterator[Batch]:
     while True:
         yield from loader
 

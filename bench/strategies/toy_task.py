@@ -18,7 +18,8 @@ from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.order.draws import Permutation
 from fastvid.load.order.epoch import Batches
-from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+from fastvid.train.config.config import Config, ModelConfig, OptimConfig, RunConfig
+from fastvid.train.config.data import DataConfig
 from fastvid.train.parts.optim import Schedule, make_optimizer
 from fastvid.train.parts.replica import Replica
 

@@ -24,10 +24,11 @@ from bench.common.harness import Record, options
 from bench.common.rounds import in_turn, ratios, spread, timed
 from fastvid.load.batch.batch import Batch
 from fastvid.load.clips.crops import CenterCrop
-from fastvid.load.clips.sampling import Segments
+from fastvid.load.clips.sampling import Segments, clip_length
 from fastvid.models import zoo
 from fastvid.runtime.processes import World
-from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+from fastvid.train.config.config import Config, ModelConfig, OptimConfig, RunConfig
+from fastvid.train.config.data import DataConfig
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.parts.optim import Schedule, make_optimizer
@@ -46,7 +47,7 @@ class MemoryLoader:
 
     def __init__(self, config: Config, steps: int, side: int) -> None:
         self.epoch, self.position, self.steps = 0, 0, steps
-        size, frames = config.data.global_batch_size, config.data.frames.num_frames
+        size, frames = config.data.global_batch_size, clip_length(config.data.frames)
         generator = torch.Generator().manual_seed(0)
         self.video = [torch.randn(size, 3, frames, side, side, generator=generator) for _ in range(4)]
         self.label = torch.arange(size) % CLASSES
@@ -113,7 +114,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Compare the weights, time both loops and return what was found."""
     config = _config(args, folder)
     difference = _difference(args, config)
-    loops = {"trainer": _TrainerLoop(config, args), "bare": _BareLoop(config, args)}
+    loops: dict[str, Any] = {"trainer": _TrainerLoop(config, args), "bare": _BareLoop(config, args)}
     found = in_turn(tuple(loops), args.rounds, lambda name, _: timed(loops[name].block), warm_up=1)
     spent = {
         kind: {name: [cost[place] for cost in costs] for name, costs in found.items()}

@@ -32,7 +32,8 @@ from fastvid.load.clips.sampling import Segments
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.sharding.encode.profiles import get_profile
 from fastvid.sharding.job.job import run_job
-from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+from fastvid.train.config.config import Config, ModelConfig, OptimConfig, RunConfig
+from fastvid.train.config.data import DataConfig
 from fastvid.train.records.checkpoint import Checkpoints
 from fastvid.train.run import launch, scoring
 

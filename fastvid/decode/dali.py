@@ -225,7 +225,8 @@ class _Graph:
 class _Pictures:
     """One persistent DALI pipeline for JPEG on a GPU: takes pictures, and returns uint8 [3, H, W] for each."""
 
-    def __init__(self, resized: bool, most: int, num_threads: int, stream: DeviceStream) -> None:
+    def __init__(self, resized: bool, most: int, num_threads: int, stream: DeviceStream | None) -> None:
+        assert stream is not None
         self._resized, self._most, self._stream = resized, most, stream
         self._pipeline = _pipeline(resized, most, num_threads, stream.device.index, pictures=True)
 
