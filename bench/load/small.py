@@ -26,7 +26,7 @@ import fastvid
 from bench.common.footage import X264, shard
 from bench.common.harness import NEEDED, Record, options
 from bench.common.newest import use_newest
-from bench.common.rounds import in_turn, ranged, ratios, spread, timed
+from bench.common.rounds import in_turn, ranged, ratios, timed
 from fastvid.errors import FastvidError
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.runtime.arrays import UInt8Array
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure each size and write the result."""
     use_newest(["lance", "simplejpeg"], args.cache)
     torch.set_num_threads(1)
-    record = Record("fastvid-small-pictures/2", args, "videos", "batch", "batches", "rounds", cases={})
+    record = Record("fastvid-small-pictures/2", args, "videos", "batch", "batches", "rounds", rows=[])
     for case in args.cases:
         corpus = Corpus(args, case)
         windows = {
@@ -154,20 +154,18 @@ def run(args: argparse.Namespace) -> int:
         spent = in_turn(list(windows), args.rounds, work, warm_up=1)
         scale = 1e3 / (args.batches * args.batch)
         bytes_of = {name: corpus.bytes["lance" if "lance" in name else "small"] for name in windows}
-        record["cases"][case] = {
-            name: ranged("cpu_ms_a_window", [one * scale for one in times])
-            | {"times_lance": spread(ratios(spent["lance"], times))}
-            | {"bytes_a_frame": bytes_of[name], "bytes_over_lance": bytes_of[name] / bytes_of["lance"]}
-            | {"ssim": similar[name]}
+        record["rows"] += [
+            {
+                "case": case,
+                "loader": name,
+                "ssim": similar[name],
+                "bytes_over_lance": bytes_of[name] / bytes_of["lance"],
+            }
+            | {"bytes_a_frame": bytes_of[name], **ranged("cpu_ms_a_window", [one * scale for one in times])}
+            | ranged("times_lance", ratios(spent["lance"], times))
             for name, times in spent.items()
-        }
-        for name, row in record["cases"][case].items():
-            print(
-                f"{case} {name:25} {row['cpu_ms_a_window']:.3f} ms, {row['times_lance']['median']:.2f}x lance,"
-                f" {row['bytes_over_lance']:.2f}x the bytes, SSIM {row['ssim']:.4f}"
-            )
-    record.save()
-    return 0
+        ]
+    return record.finish()
 
 
 def _make(source: Path | None, target: Path, side: int, number: int) -> None:
