@@ -121,7 +121,7 @@ def relabel(
         rows, note = _matched(dataset, annotations, columns), f"relabel from {', '.join(annotations)}"
     done = relabel_samples(storage, rows, new_classes=new_classes, note=note)
     if not done.columns:
-        print(f"generation {done.generation}: nothing to change: {things(len(rows), 'sample')} have these values")
+        print(f"generation {done.generation}: no change, {things(len(rows), 'sample')} already have these values")
         return 0
     changed = visible(", ".join(done.columns))
     print(f"generation {done.generation}: {things(done.samples, 'sample')} changed in {changed}")

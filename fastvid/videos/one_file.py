@@ -64,9 +64,7 @@ class OneFile:
 
     def audio(self, _row: int) -> NoReturn:
         """Raise UsageError: the sound of a file is not indexed."""
-        raise UsageError(
-            "a file is indexed without sound", file=self.stem, hint="`fastvid shard --audio aac` stores it"
-        )
+        raise UsageError("a file is indexed without its sound", file=self.stem, hint="run `fastvid shard --audio aac`")
 
     def annotations(self) -> tuple[pa.Table, int]:
         """Return a table of one row with facts about the video, like a dataset's annotations, and the row's number."""

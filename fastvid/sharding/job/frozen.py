@@ -27,7 +27,8 @@ from fastvid.sharding.job.lock import Staging, first_of
 from fastvid.sharding.job.plan import JobPart, digest
 from fastvid.sharding.job.restore import columns_from_json, columns_to_json
 from fastvid.sharding.job.run import ShardWork
-from fastvid.sharding.sources.sources import Changes, Source, SourceList, check_exists, compare_sources
+from fastvid.sharding.sources.roots import check_exists
+from fastvid.sharding.sources.sources import Changes, Source, SourceList, compare_sources
 from fastvid.sharding.sources.tars import gather_sources, paths_of
 from fastvid.storage import LocalStorage, Storage
 from fastvid.storage.urls import is_remote
@@ -49,8 +50,7 @@ def given_sources(roots: Roots, annotations: Sequence[str] | str | None, **looki
     places = [path if is_remote(path) else os.path.abspath(path) for path in paths_of("source", roots)]
     for path in itertools.filterfalse(is_remote, places):
         check_exists(path)
-    specs = None if annotations is None else paths_of("annotations", annotations)
-    return {"sources": places, "annotations": specs, **looking}
+    return {"sources": places, "annotations": annotations and paths_of("annotations", annotations), **looking}
 
 
 def starting(

@@ -34,6 +34,7 @@ from fastvid.sharding.job.plan import digest
 from fastvid.sharding.job.run import How, ShardWork, View
 from fastvid.sharding.lerobot import read
 from fastvid.sharding.lerobot.read import EPISODES_PER_SHARD, LeRobotDataset
+from fastvid.sharding.sources.roots import LEROBOT_INFO
 from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.work.tasks import EncodedSample, Outcome, SourceTask
 from fastvid.storage import Storage, open_storage
@@ -127,7 +128,7 @@ def new_episodes(url: str) -> tuple[str, int]:
     """
     generation = read_generation(open_storage(url))[1]
     known, found = _known_episodes(generation), re.fullmatch(r"(.*)/videos(/.*)?", generation.root or "")
-    if known is None or found is None or not open_storage(found[1]).exists(read.INFO):
+    if known is None or found is None or not open_storage(found[1]).exists(LEROBOT_INFO):
         return "", 0
     return found[1], len(read.read_lerobot(f"{read.SCHEME}{found[1]}").episodes) - known
 

@@ -46,7 +46,8 @@ from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.runtime.names import VIDEO_SUFFIXES, is_video, meant
 from fastvid.runtime.values import check_choice, things
 from fastvid.sharding.sources import tables
-from fastvid.sharding.sources.sources import LISTS, SPLITS, split_of
+from fastvid.sharding.sources.roots import LISTS
+from fastvid.sharding.sources.sources import SPLITS, split_of
 from fastvid.sharding.sources.tables import LABELS, AnnotationRow, Annotations, Columns, NumberedRecord
 from fastvid.storage import RemoteOptions
 from fastvid.storage.urls import FileUrl, is_remote, open_root

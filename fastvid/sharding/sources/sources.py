@@ -15,22 +15,17 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, Final, NoReturn
 
 from fastvid.errors import StorageError, UsageError
 from fastvid.format.schema import KEY_PATTERN, MAX_KEY_BYTES, PICTURES
 from fastvid.media.reasons import Reason
-from fastvid.runtime.names import encode_name, is_video, meant
+from fastvid.runtime.names import encode_name, is_video
+from fastvid.sharding.sources.roots import LEROBOT_INFO, check_root, refuse_lerobot
 from fastvid.sharding.sources.tables import AnnotationRow, Annotations, class_names
 from fastvid.storage import RemoteOptions
 from fastvid.storage.urls import FileUrl, is_remote, open_root
-
-LISTS: Final = {".csv": "csv", ".json": "json", ".jsonl": "jsonl", ".parquet": "parquet", ".txt": "list"}
-"""The format of annotations that a file probably has, by its suffix."""
-
-LEROBOT_INFO: Final = "meta/info.json"
-"""The file that describes a LeRobot dataset, in its folder."""
 
 PICTURE_SUFFIXES: Final = frozenset({".jpeg", ".jpg", ".png"})
 """Suffixes of pictures that may be the frames of a video."""
@@ -136,7 +131,7 @@ def _find_local(roots: Sequence[str], ignored: _Ignored, follow_links: bool, rat
         return
     absolute = [os.path.abspath(root) for root in roots]
     for root in absolute:
-        _check_kind(root)
+        check_root(root)
     folders = [root if os.path.isdir(root) else os.path.dirname(root) for root in absolute]
     common = os.path.commonpath(folders)
     for root, folder in zip(absolute, folders, strict=True):
@@ -157,34 +152,6 @@ def _find_local(roots: Sequence[str], ignored: _Ignored, follow_links: bool, rat
                 status = _status(path)
                 size, tag = status.st_size, f"{MODIFIED}{status.st_mtime_ns}"
             yield SourceFile(os.path.relpath(path, common), folder, parts, path, size, problem, tag)
-
-
-def check_exists(path: str) -> None:
-    """Raise UsageError unless there is a local file or folder, given by its absolute path."""
-    if not os.path.exists(path):
-        folder, name = os.path.split(path)
-        near = meant(name, os.listdir(folder)) if os.path.isdir(folder) else None
-        if name.startswith("lerobot:"):
-            near = "give it to `fastvid index` or `shard`, alone, and join datasets by `fastvid merge`"
-        raise UsageError("source does not exist", file=path, hint=near)
-
-
-def _check_kind(root: str) -> None:
-    """Raise UsageError for a local root that is no folder of videos and no video, but a list, or a LeRobot dataset."""
-    check_exists(root)
-    if (kind := LISTS.get(os.path.splitext(root)[1].lower())) and os.path.isfile(root):
-        raise UsageError("source is a list, not a video", file=root, hint=f"name it with --annotations {kind}:{root}")
-    if (info := Path(root, LEROBOT_INFO)).is_file():
-        _refuse_lerobot(root, info.read_bytes())
-
-
-def _refuse_lerobot(root: str, info: bytes) -> None:
-    if b'"codebase_version"' in info:
-        raise UsageError(
-            "source is a LeRobot dataset, whose films contain several episodes each",
-            file=root,
-            hint=f"name it lerobot:{root}, or its folder videos to take the films as they are",
-        )
 
 
 def _walk(root: str, ignored: _Ignored) -> Iterator[str]:
@@ -279,7 +246,7 @@ def _list(root: FileUrl, ignored: _Ignored) -> list[tuple[str, int, str | None]]
     for path, version in storage.entries(prefix):
         seen = True
         if path == prefix + LEROBOT_INFO:
-            _refuse_lerobot(str(root), storage.read(path))
+            refuse_lerobot(str(root), storage.read(path))
         below = path.removeprefix(prefix).split("/")
         kind = "hidden file" if any(part.startswith(".") for part in below) else _ignored_kind(below[-1])
         if kind is None:
