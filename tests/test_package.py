@@ -303,6 +303,10 @@ def test_unknown_command_names_the_known_ones():
     assert not out.stdout
 
 
+TESTS = str(Path(__file__).parent)
+LIST, LEROBOT = f"{TESTS}/sharding/job/verdicts.csv", f"{TESTS}/sharding/lerobot/fixture/v3"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -312,13 +316,26 @@ def test_unknown_command_names_the_known_ones():
         (["export", "a", "--out", "o", "--to", "webdatset"], "choose from 'wds'"),
         (["remove", "a", "key"], "unrecognized arguments: key"),
         (["inspect", "nowhere"], "there is no such folder"),
+        (["Doctor"], "did you mean doctor?"),
+        (["shard", TESTS, "--out", "o", "--crf", "99"], "outside 0 to 51"),
+        (["shard", TESTS, "--out", "o", "--profile", "Compact"], "did you mean compact?"),
+        (["shard", TESTS, "--out", "o", "--annotations", "l.csv"], "did you mean csv:l.csv?"),
+        (["shard", TESTS, "--out", "o", "--annotations", f"json:{LIST}"], f"did you mean csv:{LIST}?"),
+        (["shard", TESTS, "--out", "o", "--annotations", f"kinetics:{LIST}"], "label,youtube_id,time_start"),
+        (["shard", TESTS, "--out", "o", "--annotations", f"list:{LIST}"], "use csv:FILE"),
+        (["index", LIST, "--out", "o"], f"name it with --annotations csv:{LIST}"),
+        (["index", LEROBOT, "--out", "o"], f"name it lerobot:{LEROBOT}"),
+        (["shard", LEROBOT, "--out", "o", "--part", "0/2"], f"name it lerobot:{LEROBOT}"),
+        (["shard", f"{TESTS}s", "--out", "o"], "did you mean tests?"),
+        (["train", "kinetics400_tsm"], "did you mean kinetics400_tsm_r50?"),
     ],
 )
-def test_a_mistyped_line_is_answered_in_two_lines(words, said, capsys):
+def test_a_mistyped_line_is_answered_in_two_lines(words, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert main(words) in (1, 2)
     printed = capsys.readouterr()
     assert said in printed.err
-    assert (printed.err.count("\n"), printed.out) == (2, "")
+    assert (printed.err.count("\n"), printed.out, list(tmp_path.iterdir())) == (2, "", [])
 
 
 @pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"bench"}))

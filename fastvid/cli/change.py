@@ -83,9 +83,7 @@ def _taken_down(dataset: str, done: TakenDown) -> str:
         f"{count(len(receipt.hashes))} SHA-256 blocked: no job packs these files again",
     ]
     if receipt.unknown:
-        lines.append(
-            f"{things(receipt.unknown, 'source')} of unknown SHA-256, not blocked: block the files with --sha256"
-        )
+        lines.append(f"{things(receipt.unknown, 'source')} of unknown SHA-256, not blocked: block files with --sha256")
     lines.append(f"receipt {file}: {HIDDEN}")
     lines.append(f"to finish: fastvid compact {dataset} && fastvid gc {dataset} --yes")
     lines.append(f"to check:  fastvid verify {dataset} --receipt {file} --name NAME")
@@ -123,9 +121,7 @@ def relabel(
         rows, note = _matched(dataset, annotations, columns), f"relabel from {', '.join(annotations)}"
     done = relabel_samples(storage, rows, new_classes=new_classes, note=note)
     if not done.columns:
-        print(
-            f"generation {done.generation}: nothing to change, {things(len(rows), 'sample')} already have these values"
-        )
+        print(f"generation {done.generation}: no change, {things(len(rows), 'sample')} already have these values")
         return 0
     changed = visible(", ".join(done.columns))
     print(f"generation {done.generation}: {things(done.samples, 'sample')} changed in {changed}")
@@ -143,7 +139,8 @@ def _matched(dataset: str, annotations: tuple[str, ...], columns: str | None) ->
             shown = ", ".join(map(repr, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
             _LOG.warning("%s that %s: %s", things(len(names), "row"), why, shown)
     if not rows:
-        raise UsageError("no row of the annotations matches a sample", file=storage.url)
+        hint = "name sources as in the column source_id of the dataset, or use --from with keys"
+        raise UsageError("no row of the annotations matches a sample", file=storage.url, hint=hint)
     return rows
 
 

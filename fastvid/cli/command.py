@@ -216,7 +216,8 @@ def read_text(name: str, what: str) -> str:
     try:
         return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{what} cannot be read: {error}", file=name) from error
+        hint = "name a text file in UTF-8, or - for stdin"
+        raise UsageError(f"{what} cannot be read: {error}", file=name, hint=hint) from error
 
 
 def read_lines(name: str | None, what: str) -> list[str]:

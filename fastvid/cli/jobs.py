@@ -14,8 +14,8 @@ from fastvid.format.generations import read_generation
 from fastvid.format.schema import DATASET_JSON
 from fastvid.media.index_video import Proof
 from fastvid.media.reasons import explain_note
-from fastvid.runtime.names import encode_name
-from fastvid.runtime.values import duration, size, things
+from fastvid.runtime.names import encode_name, is_video
+from fastvid.runtime.values import check_integers, duration, size, things
 from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.encode.profiles import PROFILES as PROFILES
 from fastvid.sharding.encode.profiles import get_profile
@@ -31,6 +31,7 @@ from fastvid.sharding.lerobot.jobs import index_lerobot, new_episodes, shard_ler
 from fastvid.sharding.lerobot.read import EPISODES_PER_SHARD, is_lerobot
 from fastvid.sharding.sets import Selection, make_subset
 from fastvid.sharding.sources.annotations import FORMATS as FORMATS
+from fastvid.sharding.sources.sources import public_path
 from fastvid.sharding.sources.tars import is_tar
 from fastvid.storage import open_storage
 
@@ -246,7 +247,7 @@ def add(
 
     Args:
         dataset (DIR): Folder of the dataset.
-        sources (SOURCE): Folder of videos, or a video.
+        sources (SOURCE): Folder of videos, or a video; none if the annotations contain URLs.
         annotations (FORMAT:PATH): As for `fastvid shard`.
         columns (NAME=COLUMN,...): As for `fastvid shard`.
         prefix (NAME): Prepend NAME/ to the names of all these sources.
@@ -258,8 +259,8 @@ def add(
         allow_rejected: Exit with 0, not 3, if the only problem is rejected sources.
         allow_encoder_change: Encode with another ffmpeg than the dataset's.
     """
-    if not sources:
-        raise UsageError("no source is given", hint="name a folder of videos, or a video")
+    if not sources and not annotations:
+        raise UsageError("no source is given", hint="name a folder of videos, or a video, or --annotations with URLs")
     given = options | asdict(machines) | asdict(packing) | asdict(looking)
     given |= {"annotations": annotations, "columns": columns, "allow_encoder_change": allow_encoder_change}
     done, is_dry = add_sources(dataset, sources, **given), options["dry_run"]
@@ -328,8 +329,7 @@ def index(
         root (DIR): Where the videos of a dataset of videos in place are now; they are indexed there again.
         allow_rejected: Exit with 0, not 3, if the only problem is rejected sources.
     """
-    if machines.workers is not None and machines.workers < 1:
-        raise UsageError(f"--workers is {machines.workers}, expected at least 1")
+    check_integers(1, workers=machines.workers)
     is_job = out is not None or machines.part is not None or len(sources) > 1
     if not is_job and sources and _is_dataset(sources[0]):
         return _rebuild(sources[0], root, machines.workers)
@@ -448,7 +448,7 @@ def _restore(tars: Sequence[str], out: str | None, *, is_plain: bool) -> int:
 
 def _is_dataset(folder: str) -> bool:
     """Return whether a folder is a finished dataset; one whose job was killed after its commit must be resumed."""
-    if folder.endswith(".tar"):
+    if folder.endswith(".tar") or is_video(public_path(folder)):
         return False
     storage = open_storage(folder)
     return storage.exists(DATASET_JSON) and Staging(storage).job() is None

@@ -68,10 +68,10 @@ EXIT_INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 success, 1 an error, 2 wrong usage, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         _parser().print_help()
         return 0 if arguments else EXIT_USAGE
-    if arguments[0] == "--version":
+    if arguments[0] in ("--version", "version"):
         from fastvid import __version__
 
         print(__version__)

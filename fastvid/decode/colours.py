@@ -51,7 +51,7 @@ class Pixels:
         if len(self.mean) != 3 or len(self.std) != 3 or 0 in self.std:
             raise UsageError(f"mean {self.mean} and std {self.std} must have three numbers each, and std no zero")
         if not self.dtype.is_floating_point:
-            raise UsageError(f"dtype {self.dtype} is not a floating dtype")
+            raise UsageError(f"dtype {self.dtype} is not a floating dtype", hint="use float32, or uint8 for levels")
         if self.layout not in ("BCTHW", "BTCHW"):
             raise UsageError(f"unknown layout {self.layout!r}", hint="use BCTHW or BTCHW")
 

@@ -61,9 +61,7 @@ def require(device_id: int | None = None) -> None:
     """Raise MissingDependency if the GPU, by default the current one, has no NVDEC engine."""
     index = gpu_index(device_id)
     if not engines(index):
-        raise MissingDependency(
-            f"GPU {index} has no NVDEC engine", hint="choose another GPU, or a MIG slice that has one"
-        )
+        raise MissingDependency(f"GPU {index} has no NVDEC engine", hint="choose another GPU or MIG slice with one")
 
 
 def engines(device_id: int, codec: Codec = Codec.H264) -> int:

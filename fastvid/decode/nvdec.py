@@ -37,9 +37,10 @@ from fastvid.decode.request import (
     repeat_frames,
 )
 from fastvid.decode.upright import ThreadDecoder
-from fastvid.errors import DecodeError, FastvidError, UsageError
+from fastvid.errors import DecodeError, FastvidError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
+from fastvid.runtime.values import check_choice
 
 # Importing the package logs driver versions at level INFO.
 logging.getLogger("PyNvVideoCodec").addFilter(lambda record: record.levelno > logging.INFO)
@@ -61,8 +62,7 @@ class NvdecDecoder(ThreadDecoder):
     outputs = frozenset({DevicePlanes})
 
     def __init__(self, *, device_id: int | None = None, latency: str = "native") -> None:
-        if latency not in _LATENCIES:
-            raise UsageError(f"unknown latency {latency!r}", hint=f"use one of {', '.join(_LATENCIES)}")
+        check_choice("latency", latency, _LATENCIES)
         super().__init__()
         self._latency = getattr(_nvc.DisplayDecodeLatencyType, latency.upper())
         self._stream = DeviceStream(engines.gpu_index(device_id))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -36,8 +37,9 @@ from fastvid.format.selection import META_FIELDS, in_split, matching_rows, with_
 from fastvid.format.shard import OpenShards, Shard, open_shard, write_in_place
 from fastvid.format.tar import TarDigest, TarMember
 from fastvid.runtime.arrays import BoolArray, IntArray
+from fastvid.runtime.names import meant
 from fastvid.runtime.near_names import near_names
-from fastvid.runtime.values import sha256
+from fastvid.runtime.values import check_choice, check_kind, sha256
 from fastvid.storage import Storage, open_storage
 
 _LOG = logging.getLogger(__name__)
@@ -278,8 +280,7 @@ class Dataset:
         return index in self._shards
 
     def _require(self, name: str) -> None:
-        if name not in self.column_names:
-            raise UsageError(f"dataset has no column {name!r}", hint=f"use one of {', '.join(self.column_names)}")
+        check_choice("dataset has no column {}", name, self.column_names)
 
     def _chosen(self, array: IntArray) -> IntArray:
         """Return the selected rows of an array of all rows, without a copy if all are selected."""
@@ -317,13 +318,17 @@ class Dataset:
         is_whole = pc.all(keep, min_count=0).as_py()
         rows = self._annotations.rows if is_whole else np.flatnonzero(keep.to_numpy())
         if self.where is not None:
+            check_kind("where", self.where, str, use='a condition, such as "fps >= 24"')
             matching = matching_rows(with_class(table, self.classes), self.where)
             if len(rows) < table.num_rows:
                 rows = rows[np.isin(rows, matching, kind="table")]
             elif len(matching) < table.num_rows:
                 rows = matching
         if not len(rows):
-            raise UsageError("no sample matches", split=self.split, where=self.where, file=self.storage.url)
+            words = set(re.findall("'([^']*)'", self.where or "")) - set(self.classes)
+            near = next(filter(None, (meant(word, self.classes) for word in sorted(words))), None)
+            hint = near or "`fastvid inspect DIR` shows what there is"
+            raise UsageError("no sample matches", hint=hint, split=self.split, where=self.where, file=self.storage.url)
         return rows
 
 

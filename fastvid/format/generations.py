@@ -51,7 +51,7 @@ from fastvid.format.schema import (
 )
 from fastvid.runtime import faults
 from fastvid.runtime.names import is_video
-from fastvid.runtime.values import as_type, sha256, things
+from fastvid.runtime.values import as_type, check_integer, sha256, things
 from fastvid.storage import Storage
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -304,10 +304,8 @@ def read_generation(storage: Storage, which: int | str | None = None) -> tuple[s
 
 
 def _number(which: int | str, head: Head, storage: Storage) -> int:
-    if isinstance(which, int):
-        return which
-    if which.isdecimal():
-        return int(which)
+    if not isinstance(which, str) or which.isdecimal():
+        return check_integer("generation", int(which) if isinstance(which, str) else which)
     if which not in head.tags:
         known = ", ".join(sorted(head.tags))
         raise UsageError(

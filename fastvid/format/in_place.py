@@ -120,9 +120,7 @@ def parse_root(listed: str, current: str | None) -> Root:
     if current is None:
         return Root(listed, listed)
     if not current.strip("/"):
-        raise UsageError(
-            f"root of the videos is {current!r}", hint="give the folder or URL that replaces the listed one"
-        )
+        raise UsageError(f"root of the videos is {current!r}", hint="give the folder or URL that replaces it")
     return Root(listed, current.rstrip("/") if is_remote(current) else os.path.abspath(current))
 
 

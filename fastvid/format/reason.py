@@ -49,6 +49,4 @@ def now() -> str:
         seconds = time.time() if text is None else int(text)
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, OverflowError, OSError) as error:
-        raise UsageError(
-            f"{_EPOCH} is {text!r}, not a time", hint="set it to seconds since 1970, or unset it"
-        ) from error
+        raise UsageError(f"{_EPOCH} is {text!r}, not a time", hint="set seconds since 1970, or unset it") from error

@@ -34,6 +34,7 @@ from fastvid.format.tar import TarMember
 from fastvid.runtime.arrays import IntArray, RecordArray
 from fastvid.runtime.near_names import near_names
 from fastvid.runtime.processes import available_cores
+from fastvid.runtime.values import check_choice, check_kind
 from fastvid.storage import Storage
 
 # Rows per row group: reading one row's facts then decodes a few hundred rows, not a whole shard.
@@ -243,19 +244,16 @@ def with_class(table: pa.Table, classes: Sequence[str]) -> pa.Table:
 
 def in_split(table: pa.Table, split: str) -> pa.ChunkedArray:
     """Return for each row whether it is in a split; null if its split is null."""
+    check_kind("split", split, str, use="a name, or where=\"split in ('a', 'b')\"")
     column, colon, value = split.rpartition(":")
     column = column if colon else _SPLIT
     names = table.column_names
     if column not in names:
         known = [name for name in names if name.startswith(_SPLIT)]
-        hint = (
-            f"use one of {', '.join(known)}" if known else "omit `split`, or make splits by `fastvid split DIR 0.9,0.1`"
-        )
+        hint = f"use one of {', '.join(known)}" if known else "omit `split`, or run `fastvid split DIR 0.9,0.1`"
         raise UsageError(f"dataset has no split column {column!r}", hint=hint)
     values = pc.unique(table[column]).to_pylist()
-    if value not in values:
-        present = ", ".join(sorted(str(v) for v in values if v is not None))
-        raise UsageError(f"no sample has {column} {value!r}", hint=f"use one of {present}")
+    check_choice(f"no sample has {column} {{}}", value, sorted(str(v) for v in values if v is not None))
     return pc.equal(table[column], value)
 
 
@@ -263,6 +261,8 @@ def _translated(error: Exception, condition: str, table: pa.Table) -> UsageError
     reason = str(error).partition("\n")[0]
     columns = ", ".join(sorted(table.column_names))
     hint = f"use the columns {columns}"
+    if "Could not convert string" in reason and re.search(r"\blabel\b", condition):
+        hint = "labels are numbers: compare the column class with a name"
     unknown = re.search(r'Referenced column "([^"]*)" not found', reason)
     if unknown:
         # SQL ignores the case of column names, so the hint does too.
@@ -270,6 +270,6 @@ def _translated(error: Exception, condition: str, table: pa.Table) -> UsageError
         near = near_names(pa.chunked_array([list(lower)], pa.string()), unknown[1].lower())
         if near:
             hint = f"did you mean {', '.join(lower[name] for name in near)}? {hint}"
-        if f'"{unknown[1]}"' in condition:
-            hint = f"write text in single quotes: '{unknown[1]}'; {hint}"
+        quoted = f"write text in single quotes: '{unknown[1]}'"
+        hint = f"{quoted}; {hint}" if f'"{unknown[1]}"' in condition else f"{hint}; {quoted}"
     return UsageError(f"cannot select by where={condition!r}: {reason}", hint=hint)

@@ -336,9 +336,7 @@ class Shard:
     def audio(self, row: int) -> BlockReader | None:
         """Return a reader of a sample's M4A, None if the sample has no audio; UsageError for videos in place."""
         if self.root is not None:
-            raise UsageError(
-                "videos in place are indexed without their sound", hint="`fastvid shard --audio aac` stores it"
-            )
+            raise UsageError("videos in place are indexed without their sound", hint="run `fastvid shard --audio aac`")
         record = self._audio_record(row)
         if record is None:
             return None

@@ -155,7 +155,8 @@ class ClipDataset(MapStyle[ClipRow]):
         return rows
 
     def _visit(self, index: int) -> SampleVisit:
-        number = int(index) + len(self) * (int(index) < 0)
+        index = check_integer("index", index)
+        number = index + len(self) * (index < 0)
         if not 0 <= number < len(self):
             raise IndexError(f"sample {index} is outside a dataset of {len(self)} samples")
         return SampleVisit(number, number, self.seed, self.epoch, number, number + 1)

@@ -35,7 +35,10 @@ def resolve(device: str | torch.device) -> torch.device:
 
     Each thread has a current GPU of its own, at first GPU 0, so the index must be known before other threads start.
     """
-    device = torch.device(device)
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"device is {device!r}", hint="use 'cuda', 'cuda:1' or 'cpu'") from error
     if device.type != "cuda":
         return device
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Final, Literal, get_args
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Literal, cast, get_args
 
 import torch
 
 from fastvid.decode.backends import Backend
 from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD, Layout, Pixels
 from fastvid.errors import UsageError
-from fastvid.runtime.values import check_choice, check_least, check_seconds
+from fastvid.runtime.names import meant
+from fastvid.runtime.values import check_channels, check_choice, check_integers, check_kind, check_seconds, check_share
 
 Kind = Literal["thread", "process"]
 
+Channels = tuple[float, float, float]
+"""A number for each of R, G and B."""
+
+_MOST: Final = 2.0  # larger means and deviations are of levels 0 to 255, not of pixels 0 to 1
 Collate = Literal["stack", "pad", "list"]
 Resize = Literal["exact", "fast"]
 
@@ -27,8 +32,8 @@ class Output:
     Args:
         layout: "BCTHW" or "BTCHW".
         dtype: A floating type for normalised values, or torch.uint8 for levels 0 to 255; or its name, "uint8".
-        mean: Mean of R, G, B in 0 to 1; not used for torch.uint8.
-        std: Standard deviation of R, G, B in 0 to 1, positive; not used for torch.uint8.
+        mean: Mean of R, G, B in 0 to 1, or one number for all; not used for torch.uint8.
+        std: Standard deviation of R, G, B in 0 to 1, positive, or one number for all; not used for torch.uint8.
         channels_last: Whether the channels of a pixel are neighbours in memory, as models in torch's channels-last
             memory format expect: "BCTHW" is then `torch.channels_last_3d`. Values and shapes are the same.
         collate: How clips become `Batch.video`: "stack" needs one shape; "pad" adds zeros after the last frame, row and
@@ -43,8 +48,8 @@ class Output:
 
     layout: Layout = "BCTHW"
     dtype: torch.dtype = torch.float32
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
+    mean: Channels | float = IMAGENET_MEAN
+    std: Channels | float = IMAGENET_STD
     channels_last: bool = False
     collate: Collate = "stack"
     flow_stack: int = 1
@@ -55,16 +60,20 @@ class Output:
         if not isinstance(dtype, torch.dtype):
             raise UsageError(f"dtype is {self.dtype!r}", hint="use torch.uint8, torch.float16 or another type of torch")
         object.__setattr__(self, "dtype", dtype)
-        _ = self.pixels  # raises an error if mean, std or layout is invalid
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, check_channels(name, getattr(self, name), _MOST))
+        check_kind("channels_last", self.channels_last, bool, use="True or False")
+        _ = self.pixels  # raises an error if std is zero, or dtype or layout is invalid
         check_choice("collate", self.collate, get_args(Collate))
         check_choice("resize", self.resize, get_args(Resize))
-        check_least(1, flow_stack=self.flow_stack)
+        check_integers(1, flow_stack=self.flow_stack)
 
     @property
     def pixels(self) -> Pixels:
         """How values are normalised; with dtype float32 if the output keeps uint8 levels."""
         dtype = torch.float32 if self.dtype is torch.uint8 else self.dtype
-        return Pixels(self.mean, self.std, dtype, self.layout, self.channels_last)
+        mean, std = cast("tuple[Channels, Channels]", (self.mean, self.std))
+        return Pixels(mean, std, dtype, self.layout, self.channels_last)
 
 
 @dataclass(frozen=True)
@@ -83,8 +92,7 @@ class Skip:
     max_rate: float = 0.01
 
     def __post_init__(self) -> None:
-        if not 0 <= self.max_rate <= 1:
-            raise UsageError(f"max_rate is {self.max_rate}, expected 0 to 1")
+        check_share("max_rate", self.max_rate)
 
 
 OnError = Literal["raise"] | Skip
@@ -130,8 +138,12 @@ class Workers:
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, get_args(Kind))
-        check_least(1, num_threads=self.num_threads, device_lanes=self.device_lanes, prefetch=self.prefetch)
-        check_least(0, num_fetchers=self.num_fetchers)
+        check_integers(1, num_threads=self.num_threads, device_lanes=self.device_lanes, prefetch=self.prefetch)
+        check_integers(0, num_fetchers=self.num_fetchers)
+        check_kind("decoder", self.decoder, str, Backend, use="'auto', 'pyav' or another name")
+        check_kind("show_stats", self.show_stats, bool, use="True or False")
+        if self.stats_file is not None:
+            check_kind("stats_file", self.stats_file, str, os.PathLike, use="the path of a file")
         check_seconds(timeout=self.timeout, clip_timeout=self.clip_timeout)
         if self.on_error != "raise" and not isinstance(self.on_error, Skip):
             raise UsageError(f"on_error is {self.on_error!r}", hint="use 'raise' or Skip(max_rate)")
@@ -143,9 +155,16 @@ _WORDS: Final = {  # hints for arguments of torch's DataLoader and datasets
     "transform": "use spatial=[...] for the crop and the flip, and after=[...] for transforms of the pixels",
     "collate_fn": "use output=Output(collate=...)",
     "drop_last": "use order=Order(last='drop')",
+    "sampler": "leave it out: use order=Order(shuffle=...); ranks share each batch by themselves",
+    "pin_memory": "leave it out: batches are on the device already",
+    "prefetch_factor": "use workers=Workers(prefetch=n)",
+    "frames_per_clip": "use frames=Dense(n, stride=...) or Segments(n)",
+    "num_frames": "use frames=Segments(n), Dense(n, stride) or another sampler",
     "delta_timestamps": "use frames=Deltas([...]) and signals={'action': Deltas([...])}",
 }
 
+
+_OF_DATALOADERS: Final = ("batch_size", "shuffle", "num_workers", "drop_last", "collate_fn", "sampler", "pin_memory")
 
 _EXAMPLES: Final = {
     "order": "Order(shuffle=False)",
@@ -158,13 +177,16 @@ _EXAMPLES: Final = {
 def with_moved(whose: str, groups: Mapping[str, Any], moved: Mapping[str, Any]) -> list[Any]:
     """Return the groups of options, updated with fields given directly as keyword arguments, as in version 0.2."""
     for group, options in groups.items():
-        if not is_dataclass(options) or isinstance(options, type):
+        if group.capitalize() not in (kind.__name__ for kind in type(options).__mro__):
             raise UsageError(f"{group} is {options!r}, expected {group.capitalize()}", hint=f"use {_EXAMPLES[group]}")
     places = {field.name: group for group, options in groups.items() for field in fields(options)}
     for name in moved:
         if name not in places:
             known = ", ".join(f"{group}.{field}" for field, group in places.items())
-            raise UsageError(f"{whose} has no argument {name!r}", hint=_WORDS.get(name, f"its options are {known}"))
+            if whose == "ClipDataset" and name in _OF_DATALOADERS:
+                raise UsageError(f"a ClipDataset has no {name!r}", hint="give it to the DataLoader of the dataset")
+            hint = _WORDS.get(name) or f"{meant(name, places) or ''} its options are {known}".lstrip()
+            raise UsageError(f"{whose} has no argument {name!r}", hint=hint)
     return [
         replace(options, **{name: value for name, value in moved.items() if places[name] == group})
         for group, options in groups.items()

@@ -118,9 +118,7 @@ def _refusal(head: bytes) -> SourceError:
         line = text.splitlines()[0][:40]
         return SourceError(f"file is a playlist or script: it begins with {line!r}", reason=Reason.PLAYLIST)
     if head.startswith(_GIT_LFS):
-        return SourceError(
-            "file is a git-lfs pointer, not the video", reason=Reason.NOT_VIDEO, hint="run `git lfs pull`"
-        )
+        return SourceError("file is a git-lfs pointer, no video", reason=Reason.NOT_VIDEO, hint="run `git lfs pull`")
     return SourceError(
         f"file is not an accepted video container: it begins with {head[:12]!r}", reason=Reason.NOT_VIDEO
     )

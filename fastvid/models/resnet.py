@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fastvid.errors import UsageError
+from fastvid.runtime.values import check_choice
 
 
 class DropPath(nn.Module):
@@ -239,8 +240,7 @@ class ResNet(nn.Module):
         drop_path: float = 0.0,
     ) -> None:
         super().__init__()
-        if depth not in DEPTHS:
-            raise UsageError(f"unknown ResNet depth {depth}", hint=f"use one of {', '.join(map(str, DEPTHS))}")
+        check_choice("unknown ResNet depth {}", depth, DEPTHS)
         for name, value in (("num_classes", num_classes), ("width", width), ("in_channels", in_channels)):
             if value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}")

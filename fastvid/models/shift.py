@@ -33,6 +33,7 @@ from torch.nn import functional
 
 from fastvid.errors import UsageError
 from fastvid.models.resnet import ResNet
+from fastvid.runtime.values import check_choice
 
 Direction = Literal["both", "past"]
 
@@ -79,10 +80,7 @@ def shift_conv2d(
 
 def channel_moves(channels: int, shift_div: int, direction: Direction) -> Moves:
     """Return the ranges of channels that move, each as (first channel, end channel, offset in frames)."""
-    if direction not in get_args(Direction):
-        raise UsageError(
-            f"unknown shift direction {direction!r}", hint=f"use one of {', '.join(map(repr, get_args(Direction)))}"
-        )
+    check_choice("unknown shift direction {}", direction, get_args(Direction))
     least = 2 if direction == "both" else 1
     if shift_div < least:
         raise UsageError(f"shift_div={shift_div} is too small", hint=f"direction={direction!r} needs at least {least}")

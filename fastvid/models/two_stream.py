@@ -28,6 +28,7 @@ from fastvid.errors import UsageError
 from fastvid.models.resnet import ResNet, StreamOptions
 from fastvid.models.tsn import DROPOUT, HEAD_STD, FrameAverage, fold_frames, tsn
 from fastvid.models.weights import LoadReport, load_weights, read_state_dict
+from fastvid.runtime.values import check_choice
 
 Fusion = Literal["scores", "joint"]
 
@@ -75,8 +76,7 @@ class TwoStream(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        if fusion not in get_args(Fusion):
-            raise UsageError(f"unknown fusion {fusion!r}", hint=f"use one of {', '.join(get_args(Fusion))}")
+        check_choice("unknown fusion {}", fusion, get_args(Fusion))
         if not 0 < flow_weight < math.inf:
             raise UsageError(f"flow_weight is {flow_weight}, expected a positive number")
         self.spatial, self.temporal = spatial, temporal

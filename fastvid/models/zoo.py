@@ -40,6 +40,7 @@ from fastvid.errors import UsageError
 from fastvid.models import i3d, tsn, two_stream
 from fastvid.models.resnet import DEPTHS
 from fastvid.runtime.names import accepted, check_keywords, import_name
+from fastvid.runtime.values import check_choice
 
 INPUT_LAYOUT = "BCTHW"
 _FRAMES_FIRST = "BTCHW"
@@ -123,8 +124,7 @@ def build(
 
 
 def _builder(name: str) -> Callable[..., nn.Module]:
-    if name not in _BUILDERS:
-        raise UsageError(f"unknown model {name!r}", hint=f"use one of {', '.join(names())}, or module:callable")
+    check_choice("unknown model {}", name, names(), "module:callable")
     return _BUILDERS[name]
 
 

@@ -141,9 +141,10 @@ def _module(setting: str, name: str, module_name: str) -> ModuleType:
 
 
 def meant(name: str, known: Iterable[str]) -> str | None:
-    """Return "did you mean X?" with the known name that is most similar to `name`; None if none is similar."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {near[0]}?" if near else None
+    """Return "did you mean X?" with the known name that is most similar to `name`; None if none is. Case is ignored."""
+    names = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    return f"did you mean {names[near[0]]}?" if near else None
 
 
 def listed_names(spec: ModuleSpec) -> dict[str, str]:
@@ -165,7 +166,8 @@ def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
     def get(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            near = meant(name, homes)
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{f': {near}' if near else ''}")
         from fastvid.errors import naming_extras
 
         module, _, there = homes[name].partition(":")

@@ -10,13 +10,14 @@ import os
 import threading
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from fastvid.errors import UsageError, visible
+from fastvid.runtime.names import meant
 
 T = TypeVar("T")
 
@@ -38,10 +39,21 @@ def as_type(value: object, kind: type[T], **options: Any) -> T:
             _DESCRIBED.add(kind)
 
 
-def check_choice(name: str, value: object, known: Collection[object]) -> None:
-    """Raise UsageError unless a value is one of those in `known`."""
-    if value not in known:
-        raise UsageError(f"{name} is {value!r}", hint=f"use one of {', '.join(map(str, known))}")
+def check_choice(name: str, value: object, known: Iterable[object], own: str = "", **where: object) -> None:
+    """Raise UsageError unless a value is one of those in `known`; the hint names the nearest.
+
+    `name`: of the value, or the message with {} for the value. `own`: form of the names of users' own objects, such as
+    "module:class", which are accepted if they contain a colon.
+    """
+    known = list(known)
+    if value in known or (own and isinstance(value, str) and ":" in value):
+        return
+    listed = ", ".join(map(str, known))
+    others = (f"use one of {listed}; or {own}" if own else f"use one of {listed}") if known else f"write it as {own}"
+    longer = (one for one in known if isinstance(one, str) and len(one) > 2 and str(value).startswith(one))
+    near = meant(str(value), map(str, known)) or next((f"did you mean {one}?" for one in longer), None)
+    told = name.replace("{}", repr(value)) if "{}" in name else f"{name} is {value!r}"
+    raise UsageError(told, hint=f"{near} {others}" if near else others, **where)
 
 
 def check_integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
@@ -61,6 +73,59 @@ def check_least(least: float, /, **values: float | None) -> None:
     for name, value in values.items():
         if value is not None and not (_is_number(value) and value >= least):
             raise UsageError(f"{name} is {value!r}, expected at least {least}")
+
+
+def check_integers(least: int, /, **values: Any) -> None:
+    """Raise UsageError unless integers of any type, given by name, are at least `least`; None is accepted."""
+    for name, value in values.items():
+        if value is not None:
+            check_integer(name, value, least)
+
+
+def check_share(name: str, value: Any) -> None:
+    """Raise UsageError unless a value is a number from 0 to 1."""
+    if not (_is_number(value) and 0 <= value <= 1):
+        raise UsageError(f"{name} is {value!r}, expected 0 to 1", hint=f"give {name} as a number, such as 0.5")
+
+
+def path_text(name: str, path: object) -> str:
+    """Return a path or URL as text; raise UsageError if it is neither text nor a path."""
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"{name} is {path!r}, expected a path", hint="give a path or URL as str or pathlib.Path")
+    return os.fspath(path)
+
+
+def check_bounds(name: str, value: Any, most: float = math.inf) -> tuple[float, float]:
+    """Return two numbers; raise UsageError unless they are finite, positive, ascending and at most `most`."""
+    try:
+        low, high = map(float, value)
+    except (TypeError, ValueError):
+        low = high = math.nan
+    if not 0 < low <= high <= most or high == math.inf:
+        limit = "" if most == math.inf else f" <= {most:g}"
+        raise UsageError(f"{name} is {value!r}, expected 0 < low <= high{limit}", hint=f"use {name}=(low, high)")
+    return low, high
+
+
+def check_channels(name: str, value: Any, most: float) -> tuple[float, float, float]:
+    """Return a number for each of R, G and B, given as three or as one for all; raise UsageError if not 0 to `most`."""
+    try:
+        numbers = tuple(map(float, value))
+    except TypeError:
+        numbers = (value,) * 3
+    except ValueError:
+        numbers = ()
+    if len(numbers) != 3 or not all(_is_number(number) and 0 <= number <= most for number in numbers):
+        told = f"{name} is {value!r}, expected one or three numbers from 0 to {most:g}"
+        raise UsageError(told, hint="divide levels by 255")
+    return float(numbers[0]), float(numbers[1]), float(numbers[2])
+
+
+def check_kind(name: str, value: object, *kinds: type, use: str) -> None:
+    """Raise UsageError unless a value is an instance of one of these types; `use`: what to use instead."""
+    if not isinstance(value, kinds):
+        expected = " or ".join(kind.__name__ for kind in kinds)
+        raise UsageError(f"{name} is {value!r}, expected {expected}", hint=f"use {use}")
 
 
 def check_seconds(**values: float) -> None:

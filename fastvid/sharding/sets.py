@@ -31,7 +31,7 @@ from fastvid.format.generations import Generation, read_annotations, read_genera
 from fastvid.format.in_place import common_root
 from fastvid.format.schema import FOREIGN, IN_PLACE, LEROBOT, SIGNALS, check_key
 from fastvid.runtime.arrays import IntArray
-from fastvid.runtime.values import things
+from fastvid.runtime.values import check_choice, things
 from fastvid.sharding.change.edit import relabel_samples
 from fastvid.sharding.change.repack import Made, Recipe, Renaming, arrange, folder_name, make_dataset, pieces_of
 from fastvid.sharding.encode.flow import Streams
@@ -64,14 +64,14 @@ def group_names(table: pa.Table, by: str) -> list[str]:
 
 
 def _check_column(table: pa.Table, name: str | None, use: str) -> None:
-    names = table.column_names
-    if name is not None and name not in names:
-        raise UsageError(f"dataset has no column {name!r} to {use} by", hint=f"use one of {', '.join(names)}")
+    if name is not None:
+        check_choice(f"dataset has no column {{}} to {use} by", name, table.column_names)
 
 
 def make_groups(table: pa.Table, by: str, stratify: str | None) -> tuple[list[str], list[Group]]:
     """Return the name of each sample's group, and the groups. A group's stratum is the most frequent of its samples."""
     names = group_names(table, by)
+    stratify = "label" if stratify == "class" and "class" not in table.column_names else stratify
     _check_column(table, stratify, "stratify")
     strata = [None] * len(names) if stratify is None else table[stratify].to_pylist()
     found: dict[str, Counter[str]] = {}

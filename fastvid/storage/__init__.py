@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from fastvid.errors import UsageError
+from fastvid.runtime.values import path_text
 from fastvid.storage.local import LocalStorage
 from fastvid.storage.protocol import RemoteOptions, Storage
 from fastvid.storage.urls import open_remote
@@ -27,7 +28,7 @@ def open_storage(url: str | os.PathLike[str], *, options: RemoteOptions | None =
         UsageError: If the URL is invalid or its scheme is unknown.
         MissingDependency: If the package for remote storages is missing.
     """
-    text = os.fspath(url)
+    text = path_text("folder", url)
     scheme, separator, rest = text.partition("://")
     if not separator:
         return LocalStorage(text)

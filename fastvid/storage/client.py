@@ -137,9 +137,7 @@ def translated(error: Exception, file: str, tries: int = 1, seconds: float = 0.0
     if isinstance(error, PreconditionError):
         return replaced_error(file)
     if isinstance(error, NotSupportedError):
-        return StorageError(
-            "server does not support byte ranges", file=file, hint="use a server that does, such as nginx"
-        )
+        return StorageError("server does not support byte ranges", file=file, hint="use one that does, such as nginx")
     if isinstance(error, ValueError):
         return UsageError(f"invalid file name: {reason(error)}", file=file)
     text = reason(error)

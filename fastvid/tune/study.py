@@ -180,7 +180,7 @@ def study(
     `sampling`: frames of a clip, see `fastvid.tune.measure.parse_sampling`.
     """
     parse_sampling(sampling)
-    chosen = [get_profile(profile) if isinstance(profile, str) else profile for profile in profiles]
+    chosen = list(map(get_profile, profiles))
     if videos < 1 or rounds < 1 or not chosen:
         raise UsageError(f"{videos} videos, {rounds} rounds, {len(chosen)} profiles: each must be at least 1")
     every = gather_sources(list(sources), follow_links=follow_links)

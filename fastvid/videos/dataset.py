@@ -19,7 +19,7 @@ from fastvid.format.schema import FACT_FIELDS, PICTURES, from_parquet
 from fastvid.report.page import fragment, missing_tile, table, tile, tiles
 from fastvid.runtime.arrays import BoolArray, IntArray, UInt8Array
 from fastvid.runtime.near_names import near_names
-from fastvid.runtime.values import check_integer, count, duration, shares, size, things
+from fastvid.runtime.values import check_integer, count, duration, path_text, shares, size, things
 from fastvid.storage import Storage, open_storage
 from fastvid.videos.pictures import Shown, contact_sheet, encode_picture, spread, tile_size
 from fastvid.videos.video import Video
@@ -295,4 +295,4 @@ def open(  # noqa: A001 - users type fastvid.open
         UsageError: If the split or the condition is wrong, or no sample matches.
     """
     folder = None if root is None else os.fspath(root)
-    return VideoDataset(os.fspath(path), split=split, where=where, generation=generation, root=folder)
+    return VideoDataset(path_text("path", path), split=split, where=where, generation=generation, root=folder)

@@ -9,7 +9,7 @@ from typing import ClassVar, Final, NoReturn
 
 import pyarrow as pa
 
-from fastvid.errors import SourceError, UsageError
+from fastvid.errors import FastvidError, SourceError, UsageError
 from fastvid.format.in_place import ListedFile, Root
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.schema import PICTURES, StreamFlag
@@ -19,7 +19,7 @@ from fastvid.media.ffmpeg import Limits
 from fastvid.media.file_tables import FileReader
 from fastvid.media.index_video import Proof, index_in_place
 from fastvid.media.reasons import Reason
-from fastvid.runtime.values import check_choice
+from fastvid.runtime.values import check_choice, path_text
 from fastvid.storage.urls import is_remote, open_file
 
 _ONLY: Final = (PICTURES,)
@@ -64,9 +64,7 @@ class OneFile:
 
     def audio(self, _row: int) -> NoReturn:
         """Raise UsageError: the sound of a file is not indexed."""
-        raise UsageError(
-            "a file is indexed without its sound", file=self.stem, hint="`fastvid shard --audio aac` stores it"
-        )
+        raise UsageError("a file is indexed without its sound", file=self.stem, hint="run `fastvid shard --audio aac`")
 
     def annotations(self) -> tuple[pa.Table, int]:
         """Return a table of one row with facts about the video, like a dataset's annotations, and the row's number."""
@@ -80,16 +78,17 @@ def index_file(source: str | os.PathLike[str], *, prove: str, hdr: str) -> OneFi
     """Index a video file; for the arguments and errors see `Video`."""
     check_choice("prove", prove, [proof.value for proof in Proof])
     check_choice("hdr", hdr, HDR)
-    path = os.fspath(source)
+    path = path_text("source", source)
     path = path if is_remote(path) else os.path.abspath(path)
     try:
         file = FileReader.open(path)
         if not file.size:
             raise SourceError("the file has no bytes", reason=Reason.EMPTY)
         found = index_in_place(file, Limits(), Proof(prove), hdr=hdr)
-    except SourceError as error:
-        error.at(file=path)
-        raise
+    except FastvidError as error:
+        error.hint = error.hint or "check the path, and that the file plays"
+        # The frames of probing and proving say nothing about the file, and the message has their cause.
+        raise error.at(file=path).with_traceback(None) from None
     listed = ListedFile(PurePosixPath(path).stem, PICTURES, path, file.size, *file.version.text)
     table = PacketTable(found.records, whole=bool(found.info.flags & StreamFlag.WHOLE))
     return OneFile(path, listed, found.info, table)

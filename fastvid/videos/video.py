@@ -34,7 +34,7 @@ from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, FLOW, PICTURES
 from fastvid.format.shard import Shard
 from fastvid.report.page import fragment, missing_tile, player, png, tile, tiles
 from fastvid.runtime.arrays import Float32Array, FloatArray, IntArray, UInt8Array
-from fastvid.runtime.values import duration, size, things
+from fastvid.runtime.values import check_choice, duration, size, things
 from fastvid.videos.one_file import OneFile, index_file
 from fastvid.videos.pictures import (
     Shown,
@@ -232,10 +232,7 @@ class Video(Shown):
         Raises:
             UsageError: If there is no such camera.
         """
-        if name not in self.cameras:
-            raise UsageError(
-                f"sample has no camera {name!r}", key=self.key, hint=f"use one of {', '.join(self.cameras)}"
-            )
+        check_choice("sample has no camera {}", name, self.cameras, key=self.key)
         other = copy.copy(self)
         other.stream, other.info = name, self._shard.info(self._row, name)
         return other

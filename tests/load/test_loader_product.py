@@ -5,16 +5,18 @@ import torch
 
 from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD
 from fastvid.errors import UsageError
-from fastvid.load.batch.labels import Extras
-from fastvid.load.clip_dataset import ExactSampler
-from fastvid.load.clips.crops import CenterCrop
+from fastvid.load.after.augment import ColorJitter
+from fastvid.load.batch.labels import Extras, MultiHot, Text
+from fastvid.load.clip_dataset import ClipDataset, ExactSampler
+from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomResizedCrop
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.load.clips.timed_sampling import AtFps, Deltas, Window
 from fastvid.load.clips.views import Views
 from fastvid.load.loader import ClipLoader
 from fastvid.load.options import Output, Skip, Workers
 from fastvid.load.order.buckets import Buckets
-from fastvid.load.order.epoch import ClassBalanced, Order
+from fastvid.load.order.epoch import BlockShuffle, ClassBalanced, Order
+from fastvid.load.order.mixture import Mixture
 from tests.load.fakes import FakeDataset, fake
 from tests.load.tools import channels_are_neighbours, make, rows
 
@@ -201,6 +203,26 @@ def test_buckets_are_a_batch_size():
         ({"audio": 16_000}, "Audio(16_000)"),
         ({"signals": {"action": [0.0]}}, "Deltas([0.0, 0.1])"),
         ({"drop_last": True}, "Order(last='drop')"),
+        ({"pin_memory": True}, "leave it out"),
+        ({"frames_per_clip": 16}, "Dense(n, stride=...)"),
+        ({"prefech": 4}, "did you mean prefetch?"),
+        ({"order": Output()}, "Order(shuffle=False)"),
+        ({"fields": 5}, "fields=['action']"),
+        ({"shuffle": "yes"}, "True, False or BlockShuffle()"),
+        ({"balance": "label"}, "ClassBalanced()"),
+        ({"stats_file": 1}, "the path of a file"),
+        ({"dtype": torch.int64}, "uint8 for levels"),
+        ({"mean": 127.5}, "divide levels by 255"),
+        ({"device": "gpu"}, "use 'cuda', 'cuda:1' or 'cpu'"),
+        ({"streams": 5}, '"rgb", or a list of names'),
+        ({"views": (10, 3)}, "Views(num_clips, num_crops)"),
+        ({"after": [ColorJitter]}, "ColorJitter(...)"),
+        ({"after": [0.5]}, "pass a callable"),
+        ({"spatial": CenterCrop}, "CenterCrop(224)"),
+        ({"spatial": torch.nn.Identity()}, "others go to after="),
+        ({"frames": [0, 8]}, "Segments(8)"),
+        ({"global_batch_size": "8"}, "give global_batch_size as an int"),
+        ({"rank": "0", "world_size": "2"}, "give rank as an int"),
     ],
 )
 def test_other_words_are_answered_with_the_right_one(options, hint):
@@ -230,11 +252,35 @@ def test_other_words_are_answered_with_the_right_one(options, hint):
         (lambda: AtFps(2, multiple=1.5), "multiple is 1.5"),
         (lambda: Deltas(0.1), "seconds are 0.1, expected a list"),
         (lambda: CenterCrop(22.5), "size is 22.5"),
+        (lambda: RandomResizedCrop(8, scale=0.5), "scale is 0.5, expected 0 < low <= high <= 1"),
+        (lambda: HorizontalFlip("0.5"), "p is '0.5', expected 0 to 1"),
+        (lambda: Output(mean="imagenet"), "mean is 'imagenet', expected one or three numbers"),
+        (lambda: Output(std=(0.2, 0.2)), r"std is \(0.2, 0.2\), expected one or three numbers"),
+        (lambda: Output(channels_last="false"), "channels_last is 'false', expected bool"),
+        (lambda: Output(flow_stack=2.5), "flow_stack is 2.5, expected an integer"),
+        (lambda: Order(clips_per_video=2.5), "clips_per_video is 2.5, expected an integer"),
+        (lambda: BlockShuffle("100"), "window is '100', expected an integer"),
+        (lambda: ClassBalanced("0.5"), "power is '0.5', expected 0 to 1"),
+        (lambda: Skip("0.1"), "max_rate is '0.1', expected 0 to 1"),
+        (lambda: Workers(num_threads=2.5), "num_threads is 2.5, expected an integer"),
+        (lambda: Workers(show_stats="no"), "show_stats is 'no', expected bool"),
+        (lambda: Workers(decoder=5), "decoder is 5, expected str or Backend"),
+        (lambda: Text(5), "columns of Text is 5"),
+        (lambda: MultiHot(5), "column of MultiHot is 5"),
+        (lambda: MultiHot("labels", "abc"), "classes of MultiHot are 'abc'"),
+        (lambda: Mixture([FakeDataset(4)], weights=["1"]), "expected positive numbers"),
+        (lambda: ClipDataset(FakeDataset(4), frames=Segments(1), spatial=CenterCrop(8))["a"], "index is 'a'"),
     ],
 )
 def test_values_of_a_wrong_kind_are_refused_where_they_are_given(call, message):
     with pytest.raises(UsageError, match=message):
         call()
+
+
+def test_one_number_is_the_mean_or_deviation_of_all_channels():
+    made = (make(FakeDataset(16), dtype=torch.float32, mean=mean, std=0.5) for mean in (0.25, [0.25] * 3))
+    for one, other in zip(*made, strict=True):
+        assert torch.equal(one.video, other.video)
 
 
 def test_reprs_describe_the_loader_and_its_batches():

@@ -72,6 +72,25 @@ def test_selection_by_split_and_filter_is_opened(folder):
         fastvid.open(folder, split="val")["intra"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ({"split": "validation"}, "did you mean val?"),
+        ({"split": "Val"}, "did you mean val?"),
+        ({"split": ["val"]}, "split in ('a', 'b')"),
+        ({"where": "label = 'archery'"}, "compare the column class"),
+        ({"where": "split = train"}, "write text in single quotes: 'train'"),
+        ({"where": 5}, "a condition"),
+        ({"generation": 1.5}, "give generation as an int"),
+        ({"path": 5}, "give a path or URL as str or pathlib.Path"),
+    ],
+)
+def test_a_selection_by_other_words_is_answered_with_the_right_one(folder, arguments, hint):
+    with pytest.raises(UsageError) as caught:
+        fastvid.open(**{"path": folder, **arguments})
+    assert hint in (caught.value.hint or "")
+
+
 def test_open_raises_when_there_is_no_dataset(tmp_path):
     with pytest.raises(StorageError):
         fastvid.open(tmp_path / "nothing")

@@ -1,6 +1,7 @@
 """A video file without a dataset: the frames that a dataset of it has, and errors that name the file."""
 
 import pickle
+import traceback
 
 import numpy as np
 import pytest
@@ -84,3 +85,10 @@ def test_a_file_that_changed_is_an_error_that_names_it(folder, tmp_path):
     path.write_bytes(data)
     with pytest.raises((StorageError, ChecksumError, DecodeError), match=r"film\.mp4"):
         video.frames([5])
+
+
+def test_the_traceback_of_a_broken_file_has_only_the_lines_that_lead_to_it(tmp_path):
+    (tmp_path / "broken.mp4").write_bytes(b"\0\0\0\x18ftypisom" + bytes(range(256)) * 20)
+    with pytest.raises(SourceError, match=r"broken\.mp4") as caught:
+        fastvid.Video(tmp_path / "broken.mp4").frames([0])
+    assert "".join(traceback.format_exception(caught.value)).count("\n  File ") <= 3

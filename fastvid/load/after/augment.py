@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fastvid.errors import UsageError
-from fastvid.load.after.transform import Program, TransformDraws, change_rows, check_probability, column, run_programs
-from fastvid.runtime.values import check_integer
+from fastvid.load.after.transform import Program, TransformDraws, change_rows, column, run_programs
+from fastvid.runtime.values import check_bounds, check_channels, check_integer, check_share
 
 Weights = tuple[float, ...]
 
@@ -40,11 +40,8 @@ class GaussianBlur:
     def __post_init__(self) -> None:
         if check_integer("kernel_size", self.kernel_size, 1) % 2 == 0:
             raise UsageError(f"kernel_size is {self.kernel_size}, expected an odd number", hint="add 1 to kernel_size")
-        sigma = tuple(map(float, self.sigma))
-        if len(sigma) != 2 or not 0 < sigma[0] <= sigma[1] < math.inf:
-            raise UsageError(f"sigma is {self.sigma}, expected 0 < low <= high", hint="set sigma=(0.1, 2.0)")
-        object.__setattr__(self, "sigma", sigma)
-        check_probability(self.p)
+        object.__setattr__(self, "sigma", check_bounds("sigma", self.sigma))
+        check_share("p", self.p)
 
     def draw(self, draws: TransformDraws, /) -> Weights:
         """Return the kernel's weights from its centre outwards, which sum to 1 with both sides; () for no blur."""
@@ -114,7 +111,7 @@ class ColorJitter:
             bounds = _bounds(name, getattr(self, name), centre=1.0, least=0.0, most=math.inf)
             object.__setattr__(self, name, bounds)
         object.__setattr__(self, "hue", _bounds("hue", self.hue, centre=0.0, least=-0.5, most=0.5))
-        check_probability(self.p)
+        check_share("p", self.p)
 
     def draw(self, draws: TransformDraws, /) -> Program:
         """Return the changes of a clip, in the order in which they are applied."""
@@ -152,7 +149,7 @@ class Grayscale:
     p: float = 0.1
 
     def __post_init__(self) -> None:
-        check_probability(self.p)
+        check_share("p", self.p)
 
     def draw(self, draws: TransformDraws, /) -> Program:
         """Return the operations of a clip: one that removes its saturation, or none."""
@@ -168,7 +165,7 @@ def _bounds(name: str, value: float | Range, *, centre: float, least: float, mos
     if isinstance(value, int | float):
         pair = (max(least, centre - value), centre + value) if value >= 0 else (math.nan, math.nan)
     else:
-        pair = tuple(map(float, value))  # type: ignore[assignment]
+        pair = () if isinstance(value, str) else tuple(map(float, value))  # type: ignore[assignment]
     if len(pair) != 2 or not least <= pair[0] <= pair[1] <= most or math.isinf(pair[1]):
         limits = f"{least:g} <= low <= high" + ("" if math.isinf(most) else f" <= {most:g}")
         raise UsageError(f"{name} is {value!r}, expected a number >= 0 or bounds {limits}", hint=f"lower {name}")
@@ -213,20 +210,11 @@ class Erasing:
     value: float | tuple[float, float, float] = 0.0
 
     def __post_init__(self) -> None:
-        check_probability(self.p)
-        scale, ratio = (tuple(map(float, pair)) for pair in (self.scale, self.ratio))
-        if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
-            raise UsageError(f"scale is {self.scale}, expected 0 < low <= high <= 1", hint="set scale=(0.02, 0.33)")
-        if len(ratio) != 2 or not 0 < ratio[0] <= ratio[1] < math.inf:
-            raise UsageError(f"ratio is {self.ratio}, expected 0 < low <= high", hint="set ratio=(0.3, 3.3)")
-        colour = (self.value,) * 3 if isinstance(self.value, int | float) else tuple(self.value)
-        if len(colour) != 3 or not all(0 <= level <= 1 for level in colour):
-            raise UsageError(
-                f"value is {self.value}, expected one or three numbers 0 to 1", hint="divide levels by 255"
-            )
+        check_share("p", self.p)
         # Normalise, so that equal settings have the same fingerprint.
-        for name, normal in (("scale", scale), ("ratio", ratio), ("value", tuple(map(float, colour)))):
-            object.__setattr__(self, name, normal)
+        object.__setattr__(self, "scale", check_bounds("scale", self.scale, 1))
+        object.__setattr__(self, "ratio", check_bounds("ratio", self.ratio))
+        object.__setattr__(self, "value", check_channels("value", self.value, 1))
 
     def draw(self, draws: TransformDraws, /) -> list[float]:
         """Return four numbers in [0, 1) for each attempt, as one list; empty if the clip stays as it is."""

@@ -134,6 +134,8 @@ class TransformChain:
             raise UsageError(f"after is {after!r}, expected a list", hint="write after=[transform]")
         made: list[ClipTransform] = []
         for one in after:
+            if isinstance(one, type):
+                raise UsageError(f"after contains the class {one.__name__}", hint=f"make one: {one.__name__}(...)")
             if hasattr(one, "draw") and hasattr(one, "apply"):
                 made.append(cast(ClipTransform, one))
             elif callable(one):

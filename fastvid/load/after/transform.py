@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fastvid.errors import UsageError
 from fastvid.load.device import upload
 from fastvid.load.order.draws import Draws, Purpose
 
@@ -104,12 +103,6 @@ def change_rows(clips: Tensor, rows: Sequence[int], change: Callable[[Tensor], T
         for row, clip in zip(rows, changed, strict=True):
             clips[row] = clip
     return clips
-
-
-def check_probability(p: float) -> None:
-    """Check the probability of a transform."""
-    if not 0 <= p <= 1:
-        raise UsageError(f"p is {p}, expected 0 <= p <= 1", hint="set p to the share of clips to transform")
 
 
 # Weights of R, G and B, torchvision's rounding of ITU-R BT.601.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Final, Literal, get_args
@@ -28,7 +28,7 @@ from fastvid.load.order.draws import BatchDraws, Purpose
 from fastvid.load.order.epoch import MASKED, EveryFrame
 from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.runtime.arrays import BoolArray, Float32Array, IntArray
-from fastvid.runtime.values import check_choice, sha256
+from fastvid.runtime.values import check_choice, check_kind, check_share, sha256
 
 _LABELS: Final = "labels"
 """The column whose values are, like those of ``label``, classes of the dataset."""
@@ -55,12 +55,13 @@ class MultiHot:
     classes: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        check_kind("column of MultiHot", self.column, str, use='MultiHot("labels")')
         if self.classes is None:
             return
-        classes = tuple(self.classes)
+        classes = () if isinstance(self.classes, str) else tuple(self.classes)
         if not classes or len(set(classes)) < len(classes) or not all(isinstance(name, str) for name in classes):
             raise UsageError(
-                f"classes of MultiHot are {classes}", hint="give the names of all classes, each once, as strings"
+                f"classes of MultiHot are {self.classes!r}", hint="give the names of all classes, each once, as strings"
             )
         object.__setattr__(self, "classes", classes)
 
@@ -209,13 +210,13 @@ class Text:
     weights: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
+        check_kind("columns of Text", self.columns, str, Sequence, use='Text("caption")')
         # Normalise, so that equal arguments have the same fingerprint.
         object.__setattr__(self, "columns", self.names)
         check_choice("choose", self.choose, get_args(Choose))
         if not self.names or len(set(self.names)) < len(self.names):
             raise UsageError(f"columns of Text are {self.names}", hint="give one column or more, each once")
-        if not 0 <= self.drop <= 1:
-            raise UsageError(f"drop is {self.drop}, expected a probability", hint="choose a number from 0 to 1")
+        check_share("drop", self.drop)
         if self.weights is None:
             return
         weights = tuple(float(weight) for weight in self.weights)
@@ -369,8 +370,11 @@ class Extras:
             ("labels", self.labels, MultiHot, 'MultiHot("labels")'),
             *((f"signal {name!r}", deltas, Deltas, "Deltas([0.0, 0.1])") for name, deltas in signals),
         ):
-            if value is not None and not isinstance(value, kind):
-                raise UsageError(f"{name} is {value!r}, expected {kind.__name__}", hint=f"use {example}")
+            if value is not None:
+                check_kind(name, value, kind, use=example)
+        for name, names in (("fields", self.fields), ("signals", self.signals)):
+            if not isinstance(names, Iterable) or not all(isinstance(one, str) for one in names):
+                raise UsageError(f"{name} is {names!r}, expected names", hint=f"use a list, {name}=['action']")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

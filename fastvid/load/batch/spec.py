@@ -35,7 +35,7 @@ from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.load.order.packed import Packed
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.processes import World
-from fastvid.runtime.values import check_integer
+from fastvid.runtime.values import check_integer, check_kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +70,8 @@ class Spec:
         if frames is None or spatial is None:
             lacking, example = ("spatial", "RandomResizedCrop(224)") if frames else ("frames", "Segments(8)")
             raise UsageError(f"{lacking} is missing", hint=f"give for example {lacking}={example}")
+        if views is not None:
+            check_kind("views", views, Views, use="Views(num_clips, num_crops)")
         rules = ClipRules.of(dataset, frames, spatial, streams, output.flow_stack, views, extras.audio)
         signals = SignalRows.of(dataset, frames, rules.streams, extras.signals, views=views is not None)
         chain = TransformChain.of(after, rules.streams, rules.depth)

@@ -29,7 +29,7 @@ from fastvid.load.order.buckets import ClipSizes
 from fastvid.load.order.epoch import ClipShape, EveryFrame
 from fastvid.load.order.mixture import Mixture, part_of, parts_of
 from fastvid.runtime.arrays import AnyArray, IntArray
-from fastvid.runtime.values import check_least
+from fastvid.runtime.values import check_kind, check_least
 
 Frames = Sampler | Mapping[str, Sampler]
 """A sampler, or one for each dataset of a mixture by name."""
@@ -243,6 +243,7 @@ def check_streams(streams: Sequence[str] | str | None, stack: int, present: Sequ
     """Return the stream names that a user requested; by default all but flow."""
     if streams is None:
         streams = [name for name in present if name != FLOW] or present[:1]
+    check_kind("streams", streams, str, Sequence, use='"rgb", or a list of names')
     names = (streams,) if isinstance(streams, str) else tuple(streams)
     missing = [name for name in names if name not in present]
     if missing or not names or len(set(names)) != len(names):

@@ -28,7 +28,7 @@ from fastvid.decode.request import Box
 from fastvid.errors import UsageError
 from fastvid.load.order.draws import BatchDraws, Draws, Purpose
 from fastvid.runtime.arrays import IntArray
-from fastvid.runtime.values import check_least
+from fastvid.runtime.values import check_bounds, check_integers, check_least, check_share
 
 Size = tuple[int, int]
 """Height and width in pixels."""
@@ -161,8 +161,7 @@ class _Region(Sized):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.short_side is not None and self.short_side < 1:
-            raise UsageError(f"short_side is {self.short_side}, expected at least 1 pixel")
+        check_integers(1, short_side=self.short_side)
         if self.short_side is not None and self.size is None:
             raise UsageError(f"short_side is {self.short_side}, but size is None", hint="give a size, or no short_side")
 
@@ -238,10 +237,8 @@ class RandomResizedCrop(Sized):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise UsageError(f"scale is {self.scale}, expected 0 < low <= high <= 1")
-        if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise UsageError(f"ratio is {self.ratio}, expected 0 < low <= high")
+        check_bounds("scale", self.scale, 1)
+        check_bounds("ratio", self.ratio)
 
     numbers: ClassVar[int] = 4 * _TRIES
 
@@ -298,8 +295,7 @@ class MultiScaleCrop(Sized):
         object.__setattr__(self, "scales", tuple(float(scale) for scale in self.scales))
         if not self.scales or not all(0 < scale <= 1 for scale in self.scales):
             raise UsageError(f"scales are {self.scales}, expected at least one, each 0 < scale <= 1")
-        if self.max_distort < 0:
-            raise UsageError(f"max_distort is {self.max_distort}, expected at least 0")
+        check_integers(0, max_distort=self.max_distort)
 
     numbers: ClassVar[int] = 2
 
@@ -345,8 +341,7 @@ class HorizontalFlip:
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p <= 1:
-            raise UsageError(f"p is {self.p}, expected 0 <= p <= 1")
+        check_share("p", self.p)
 
     def draw(self, draws: Draws) -> bool:
         """Return whether this clip is mirrored."""
@@ -369,11 +364,10 @@ class Spatial:
         listed = list(transforms) if isinstance(transforms, Sequence) else [transforms]
         flips = [transform for transform in listed if isinstance(transform, HorizontalFlip)]
         crops = [transform for transform in listed if not isinstance(transform, HorizontalFlip)]
-        if any(not hasattr(crop, "draw") or not hasattr(crop, "output") for crop in crops):
-            raise UsageError(
-                f"spatial contains something that is neither a crop nor a flip: {listed}",
-                hint=f"use CenterCrop({listed[0]}), RandomResizedCrop({listed[0]}) or another crop",
-            )
+        if any(isinstance(crop, type) or not hasattr(crop, "draw") or not hasattr(crop, "output") for crop in crops):
+            size = listed[0] if isinstance(listed[0], int) else 224
+            hint = f"use CenterCrop({size}), RandomResizedCrop({size}) or another crop of fastvid; others go to after="
+            raise UsageError(f"spatial contains something that is neither a crop nor a flip: {listed}", hint=hint)
         if len(crops) != 1 or len(flips) > 1:
             raise UsageError(
                 f"spatial must contain one crop and at most one HorizontalFlip, got {listed}",
@@ -505,7 +499,7 @@ class Resize(_Whole):
                 f"short_side is {self.short_side} and size is {self.size}, expected exactly one of them",
                 hint="use Resize(short_side=256), or Resize(size=(256, 340))",
             )
-        check_least(1, short_side=self.short_side)
+        check_integers(1, short_side=self.short_side)
         if self.size is not None:
             object.__setattr__(self, "size", check_size(self.size))
 
@@ -560,9 +554,7 @@ class Native(_Whole):
     def __post_init__(self) -> None:
         check_least(1, multiple=self.multiple, min_pixels=self.min_pixels, max_pixels=self.max_pixels)
         if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
-            raise UsageError(
-                f"min_pixels is {self.min_pixels}, expected at most max_pixels, which is {self.max_pixels}"
-            )
+            raise UsageError(f"min_pixels is {self.min_pixels}, expected at most max_pixels = {self.max_pixels}")
 
     def sizes(self, heights: IntArray, widths: IntArray) -> tuple[IntArray, IntArray]:
         """Return the heights and widths of the clips of videos with these sides, in pixels, both int64 [N]."""

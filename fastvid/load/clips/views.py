@@ -73,9 +73,7 @@ class Views:
         if not hasattr(self.places, "__len__"):
             raise UsageError(f"places are {self.places!r}, expected a tuple", hint="crops have the size of spatial=")
         if self.places and (len(self.places) != self.num_clips or not all(0 <= place < 1 for place in self.places)):
-            raise UsageError(
-                f"places are {self.places}, expected {self.num_clips} numbers >= 0 and < 1, one for each clip"
-            )
+            raise UsageError(f"places are {self.places}, expected {self.num_clips} numbers >= 0 and < 1, one a clip")
 
     def __repr__(self) -> str:
         # Part of a loader's fingerprint, so omit default places.

@@ -38,7 +38,7 @@ from fastvid.load.order.draws import (
 from fastvid.load.order.mixture import Mixture
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.processes import World
-from fastvid.runtime.values import check_choice, check_integer, check_least
+from fastvid.runtime.values import check_choice, check_integer, check_integers, check_kind, check_share
 
 BLOCKS_VERSION: Final = "fastvid-blocks-1"
 """Part of a loader's fingerprint; must change when the algorithm changes."""
@@ -66,8 +66,7 @@ class BlockShuffle:
     window: int = 16_384
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise UsageError(f"window is {self.window}, expected at least 1 sample")
+        check_integers(1, window=self.window)
 
 
 class BlockOrder:
@@ -161,9 +160,8 @@ class ClassBalanced:
         if column not in (None, "label"):
             hint = "make them the labels by `fastvid relabel`"
             raise UsageError(f"column is {column!r}, but the classes are those of the labels", hint=hint)
-        if not 0 <= self.power <= 1:
-            raise UsageError(f"power is {self.power}, expected 0 (equal classes) to 1 (as in the dataset)")
-        check_least(1, num_samples=self.num_samples)
+        check_share("power", self.power)
+        check_integers(1, num_samples=self.num_samples)
 
 
 Last = Literal["drop", "mask", "keep"]
@@ -196,8 +194,10 @@ class Order:
 
     def __post_init__(self) -> None:
         check_choice("last", self.last, get_args(Last))
-        object.__setattr__(self, "group_size", check_integer("group_size", self.group_size, 1))
-        check_least(1, clips_per_video=self.clips_per_video)
+        check_kind("shuffle", self.shuffle, bool, BlockShuffle, use="True, False or BlockShuffle()")
+        check_kind("balance", self.balance, ClassBalanced, type(None), use="ClassBalanced()")
+        for name in ("group_size", "clips_per_video"):
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), 1))
 
 
 class EpochOrders:

@@ -21,7 +21,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.shard import Shard
 from fastvid.load.order.draws import resolve_subset
 from fastvid.runtime.arrays import IntArray
-from fastvid.runtime.values import check_least
+from fastvid.runtime.values import check_choice, check_least
 
 if TYPE_CHECKING:
     from torch.utils.data import Subset
@@ -81,7 +81,7 @@ class Mixture:
                 raise UsageError(
                     f"{len(shares)} weights for {len(datasets)} datasets", hint="give one weight for each dataset"
                 )
-            if not all(0 < weight < math.inf for weight in shares):
+            if not all(hasattr(weight, "__float__") and 0 < weight < math.inf for weight in shares):
                 raise UsageError(
                     f"weights are {list(shares)}, expected positive numbers",
                     hint="leave out a dataset that is not to be used",
@@ -158,10 +158,7 @@ class Mixture:
         Raises:
             UsageError: If every dataset lacks the column, or if its type differs between datasets.
         """
-        if name not in self.column_names:
-            raise UsageError(
-                f"no dataset of the mixture has a column {name!r}", hint=f"use one of {', '.join(self.column_names)}"
-            )
+        check_choice("no dataset of the mixture has a column {}", name, self.column_names)
         columns = [
             dataset.column(name) if name in dataset.column_names else pa.chunked_array([pa.nulls(len(dataset))])
             for dataset in self.datasets

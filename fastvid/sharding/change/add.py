@@ -471,7 +471,8 @@ def _new_sources(
         if row is None or name in changed or (retry_rejected and row["reason"] is not None):
             new.append(source)
             continue
-        is_other = row["path"] not in (name, encode_name(source.path)) and (row["bytes_in"] or 0) != source.size
+        places = (name, encode_name(public_path(source.path)))
+        is_other = row["path"] not in places and (row["bytes_in"] or 0) != source.size
         if row["reason"] is None and is_other:
             raise UsageError(
                 f"source {name!r} is in the dataset already, from another file",

@@ -7,6 +7,7 @@ from the usual annotation files, whose rows are matched to samples by the names 
 
 from __future__ import annotations
 
+import logging
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from fastvid.errors import UsageError
 from fastvid.format.dataset import change
 from fastvid.format.generations import Generation
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
-from fastvid.runtime.names import VIDEO_SUFFIXES, encode_name
+from fastvid.runtime.names import VIDEO_SUFFIXES, encode_name, meant
 from fastvid.runtime.values import things
 from fastvid.sharding.job.job import hide_rows, with_column
 from fastvid.sharding.sources import tables
@@ -29,6 +30,9 @@ from fastvid.sharding.sources.sources import seconds_text
 from fastvid.sharding.sources.tables import LABELS, AnnotationRow, Annotations
 from fastvid.storage import Storage
 
+_LOG = logging.getLogger(__name__)
+
+_USUAL: Final = ("label", LABELS, "split", "caption")  # columns for whose names others are typed by mistake
 # Number of unknown keys that a message lists.
 _SHOWN: Final = 10
 
@@ -100,6 +104,9 @@ def relabel_samples(
             hint="change label, split columns, captions or your own columns",
         )
     done = Relabelled(0, 0, (), ())
+    for name in columns:
+        if name not in _USUAL and not name[-1:].isdigit() and (near := meant(name, _USUAL)):
+            _LOG.warning("%r is a column of your own: %s", name, near)
 
     def edit(generation: Generation, table: pa.Table) -> tuple[Generation, pa.Table] | None:
         nonlocal done

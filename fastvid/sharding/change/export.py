@@ -18,6 +18,7 @@ from fastvid.format.schema import FLOW, PICTURES, to_parquet
 from fastvid.format.tar import read_members, sample_groups, write_tar
 from fastvid.runtime import faults
 from fastvid.runtime.names import VIDEO_SUFFIXES
+from fastvid.runtime.values import check_choice
 from fastvid.sharding.change.repack import Members, map_checked, pieces_of
 from fastvid.sharding.job.restore import annotate_members
 from fastvid.sharding.lerobot.export import lerobot_record, write_lerobot
@@ -64,8 +65,7 @@ def export_samples(
     ``classes.txt`` has a class name per line; ``export.json`` is written last, so a folder without it is incomplete,
     and the same call completes it. The same dataset gives the same bytes.
     """
-    if to not in LAYOUTS:
-        raise UsageError(f"unknown layout {to!r}", hint=f"use one of {', '.join(LAYOUTS)}")
+    check_choice("unknown layout {}", to, LAYOUTS)
     source, target = Dataset(dataset, split=split, where=where), open_storage(out)
     _check_cameras(source, to)
     record = {"dataset_id": source.dataset_id, "generation": source.generation.number, "split": split, "where": where}
@@ -135,9 +135,7 @@ def _begin(target: Storage, record: bytes) -> None:
     """Record in the folder which export it is for; an interrupted one is written again, with the same bytes."""
     names = target.list()
     if names and not (_UNFINISHED in names and target.read(_UNFINISHED) == record):
-        raise UsageError(
-            f"the folder of the export contains {names[0]!r}", file=target.url, hint="choose an empty folder"
-        )
+        raise UsageError(f"the export's folder contains {names[0]!r}", file=target.url, hint="choose an empty folder")
     target.write(_UNFINISHED, record)
 
 

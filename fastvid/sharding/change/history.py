@@ -13,10 +13,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fastvid.errors import JobError, StorageError, UsageError
+from fastvid.errors import JobError, StorageError
 from fastvid.format.generations import Generation, Head, history, read_generation, read_head, swap_head
 from fastvid.format.schema import GENERATIONS, LEDGER_PARTS, annotations_file, generation_file
 from fastvid.runtime import faults
+from fastvid.runtime.values import check_integers
 from fastvid.storage import LocalStorage, Storage
 
 # File names made by fastvid; any other file in the folder belongs to the user and is never deleted.
@@ -115,10 +116,7 @@ def _deletion_order(name: str) -> tuple[int, str]:
 
 
 def _find(storage: Storage, head: Head, keep_generations: int, keep: Collection[int]) -> Garbage:
-    if keep_generations < 1:
-        raise UsageError(
-            f"keep_generations is {keep_generations}, expected at least 1", hint="keep at least the current generation"
-        )
+    check_integers(1, keep_generations=keep_generations)
     names = storage.list()
     wanted = {*head.tags.values(), *keep}  # fastvid 0.2 gave generations tags
     newest = list(history(storage, head))

@@ -18,6 +18,7 @@ import numpy as np
 from fastvid.errors import JobError, MissingDependency, UsageError
 from fastvid.format.planes import BOUND, to_levels
 from fastvid.runtime.arrays import Float32Array, UInt8Array
+from fastvid.runtime.values import check_choice, check_kind
 
 Estimate = Callable[[UInt8Array, UInt8Array], Float32Array]
 
@@ -62,8 +63,7 @@ class FlowSettings:
     machine: str
 
     def __post_init__(self) -> None:
-        if self.method not in get_args(Method):
-            raise UsageError(f"unknown flow method {self.method!r}", hint=f"use one of {', '.join(get_args(Method))}")
+        check_choice("unknown flow method {}", self.method, get_args(Method))
         if not 0 < self.bound <= 1024:
             raise UsageError(f"flow bound is {self.bound}, expected more than 0 and at most 1024 pixels per frame")
 
@@ -147,8 +147,7 @@ class Streams:
     flow: FlowSettings | None = None
 
     def __post_init__(self) -> None:
-        if self.audio not in get_args(Audio):
-            raise UsageError(f"unknown audio mode {self.audio!r}", hint=f"use one of {', '.join(get_args(Audio))}")
+        check_choice("unknown audio mode {}", self.audio, get_args(Audio))
 
     @property
     def video(self) -> tuple[str, ...]:
@@ -194,6 +193,7 @@ def choose_streams(
 
     `bound`: largest stored flow in pixels per frame; None for the default of `fastvid.format.planes`.
     """
+    check_kind("streams", streams, str, Sequence, use="rgb, or rgb,flow")
     names = streams.split(",") if isinstance(streams, str) else list(streams)
     unknown = [name for name in names if name not in _NAMES]
     if unknown or len(set(names)) != len(names) or "rgb" not in names:

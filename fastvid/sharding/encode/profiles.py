@@ -30,6 +30,7 @@ from fastvid.media.probe import SourceInfo
 from fastvid.media.reasons import Reason
 from fastvid.media.timing import COLOUR, MAX_RATE, FrameTiming, pairs
 from fastvid.runtime.arrays import FloatArray
+from fastvid.runtime.values import check_choice
 from fastvid.sharding.encode.flow import PICTURES, Streams
 from fastvid.sharding.encode.salvage import allowed_frames
 from fastvid.sharding.encode.tiles import encoder_version
@@ -68,15 +69,10 @@ class Profile:
     enlarge: bool = True  # whether to enlarge smaller pictures to the short side, as 0.2 did; False in `PROFILES`
 
     def __post_init__(self) -> None:
-        if self.hdr not in HDR:
-            raise UsageError(f"hdr is {self.hdr!r}", hint=f"use one of {', '.join(HDR)}")
+        check_choice("hdr", self.hdr, HDR)
         if self.codec == _COPY:
             return
-        if self.codec not in _ENCODERS:
-            raise UsageError(
-                f"unknown codec {self.codec!r} of profile {self.name!r}",
-                hint="use one of h264, hevc, vp9, mjpeg, jpeg, copy",
-            )
+        check_choice(f"unknown codec {{}} of profile {self.name!r}", self.codec, [*_ENCODERS, _COPY])
         if self.gop < 1 or not 0 <= self.bframes < self.gop:
             raise UsageError(
                 f"a gop of {self.gop} with {self.bframes} B-frames is invalid", hint="choose 0 <= bframes < gop"
@@ -85,9 +81,10 @@ class Profile:
             below = self.short_side // max(1, self.multiple) * self.multiple
             hint = f"use {below} or {below + self.multiple}" if below > 0 else None
             raise UsageError(f"short side {self.short_side} is not a multiple of {self.multiple}", hint=hint)
-        least, most = _QUALITY.get(self.codec, (self.crf, self.crf))
+        least, most = _QUALITY[self.codec]
         if not least <= self.crf <= most:
-            raise UsageError(f"quality {self.crf} of profile {self.name!r} is outside {least} to {most}")
+            told = f"quality {self.crf} of profile {self.name!r} is outside {least} to {most}"
+            raise UsageError(told, hint="give another crf: lower is better")
         if self.fps:
             _check_rate(self.fps)
 
@@ -99,7 +96,7 @@ class Profile:
     @property
     def full_range(self) -> bool:
         """Whether luma ranges from 0 to 255: only in JPEG, where it always does (JFIF 1.02)."""
-        return self.codec in _QUALITY
+        return self.codec in ("mjpeg", "jpeg")
 
     @property
     def is_tiled(self) -> bool:
@@ -189,16 +186,14 @@ _ENCODERS: Final = {"h264": "libx264", "hevc": "libx265", "vp9": "libvpx-vp9", "
 
 # Range of `crf` by codec: for mjpeg FFmpeg's quantiser scale; for tiles the steps of quantisation in percent of the
 # JPEG standard's, from libjpeg's quality 100 down to 5.
-_QUALITY: Final = {"mjpeg": (2, 31), "jpeg": (1, 1000)}
+_QUALITY: Final = {"h264": (0, 51), "hevc": (0, 51), "vp9": (0, 63), "mjpeg": (2, 31), "jpeg": (1, 1000)}
 
 
 def _check_rate(text: str) -> None:
     try:
         rate = Fraction(text)
     except (ValueError, ZeroDivisionError) as error:
-        raise UsageError(
-            f"frame rate {text!r} is not a number", hint="use a number such as 25 or 30000/1001"
-        ) from error
+        raise UsageError(f"frame rate {text!r} is not a number", hint="use one such as 25 or 30000/1001") from error
     if not 0 < rate <= MAX_RATE:
         raise UsageError(f"frame rate is {text}, expected more than 0 and at most {MAX_RATE}")
 
@@ -329,10 +324,11 @@ PROFILES: Final = {
 }
 
 
-def get_profile(name: str) -> Profile:
-    """Return a profile by name."""
-    if name not in PROFILES:
-        raise UsageError(f"unknown profile {name!r}", hint=f"use one of {', '.join(sorted(PROFILES))}")
+def get_profile(name: str | Profile) -> Profile:
+    """Return a profile by name; a profile is returned as it is."""
+    if isinstance(name, Profile):
+        return name
+    check_choice("unknown profile {}", name, sorted(PROFILES))
     return PROFILES[name]
 
 

@@ -42,6 +42,7 @@ from fastvid.runtime.processes import (
     piece_size,
     unpack,
 )
+from fastvid.runtime.values import check_choice
 from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.work.tasks import Outcome, SourceTask, group_by_file
 
@@ -79,8 +80,7 @@ def open_engine(name: str, settings: Settings, *, workers: int | None = None, ad
 
     No process is started yet.
     """
-    if name not in ENGINES:
-        raise UsageError(f"unknown engine {name!r}", hint=f"use one of {', '.join(ENGINES)}")
+    check_choice("unknown engine {}", name, ENGINES)
     module, _, attribute = ENGINES[name].partition(":")
     return getattr(importlib.import_module(module), attribute)(settings, workers, address)
 

@@ -7,6 +7,7 @@ other says where each of these begins.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Final
 
-from fastvid.errors import JobError, UsageError
+from fastvid.errors import JobError
 from fastvid.format.schema import DATASET_JSON, LEDGER_PARTS
 from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
@@ -26,8 +27,9 @@ from fastvid.sharding.job.lock import Staging, first_of
 from fastvid.sharding.job.plan import JobPart, digest
 from fastvid.sharding.job.restore import columns_from_json, columns_to_json
 from fastvid.sharding.job.run import ShardWork
+from fastvid.sharding.sources.roots import check_exists
 from fastvid.sharding.sources.sources import Changes, Source, SourceList, compare_sources
-from fastvid.sharding.sources.tars import gather_sources
+from fastvid.sharding.sources.tars import gather_sources, paths_of
 from fastvid.storage import LocalStorage, Storage
 from fastvid.storage.urls import is_remote
 
@@ -45,11 +47,10 @@ Roots = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
 
 def given_sources(roots: Roots, annotations: Sequence[str] | str | None, **looking: Any) -> dict[str, Any]:
     """Return the arguments that name a job's sources, as JSON: if they are equal, two processes list the same files."""
-    paths = [os.fspath(root) for root in ([roots] if isinstance(roots, str | os.PathLike) else roots)]
-    places = [path if is_remote(path) else os.path.abspath(path) for path in paths]
-    if missing := next((path for path in places if not is_remote(path) and not os.path.exists(path)), None):
-        raise UsageError("source does not exist", file=missing)
-    return {"sources": places, "annotations": [annotations] if isinstance(annotations, str) else annotations, **looking}
+    places = [path if is_remote(path) else os.path.abspath(path) for path in paths_of("source", roots)]
+    for path in itertools.filterfalse(is_remote, places):
+        check_exists(path)
+    return {"sources": places, "annotations": annotations and paths_of("annotations", annotations), **looking}
 
 
 def starting(

@@ -25,7 +25,7 @@ from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.index_video import Proof
 from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
-from fastvid.runtime.values import count, size, things
+from fastvid.runtime.values import check_choice, check_integers, check_seconds, count, size, things
 from fastvid.sharding.encode.flow import PICTURES, choose_streams
 from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
 from fastvid.sharding.job.frozen import starting
@@ -326,23 +326,20 @@ def choose_settings(
     limits: Limits | None = None,
 ) -> Settings:
     """Return how a job's sources are encoded, with this machine's ffmpeg; arguments as for `run_job`."""
-    chosen = get_profile(profile) if isinstance(profile, str) else profile
+    chosen = get_profile(profile)
     build = chosen.completed(find_ffmpeg())
     if not chosen.runs_on(build):
         raise UsageError(f"{build.path} has no encoder {chosen.encoder!r}", hint="name another in FASTVID_FFMPEG")
     extras = choose_streams(streams, audio=audio, method=flow, bound=flow_bound)
     if chosen.copies and extras != PICTURES:
-        raise UsageError(
-            "profile 'copy' copies pictures unchanged, without audio or flow", hint="use --profile compact"
-        )
+        raise UsageError("profile 'copy' copies pictures without audio or flow", hint="use --profile compact")
     bad = None if max_bad_frames is None else str(max_bad_frames)
     return Settings(chosen, build, limits or Limits(), max_seconds, extras, max_bad_frames=bad)
 
 
 def index_settings(limits: Limits | None, proof: str, *, hdr: str | None = None) -> Settings:
     """Return the settings of a job that indexes videos."""
-    if proof not in list(Proof):
-        raise UsageError(f"invalid proof {proof!r}", hint=f"use {', '.join(Proof)}")
+    check_choice("invalid proof {}", proof, Proof)
     # Of the profile only `hdr` is relevant, because nothing is encoded.
     profile = get_profile("compact").changed(hdr=hdr)
     return Settings(profile, find_ffmpeg(), limits or Limits(), MAX_SECONDS, proof=Proof(proof))
@@ -389,11 +386,9 @@ def transcode_dataset(
 
 
 def check_amounts(*, workers: int | None, samples_per_shard: int, max_seconds: float = MAX_SECONDS) -> None:
-    """Raise a UsageError unless all are positive."""
-    if samples_per_shard < 1 or max_seconds <= 0 or (workers is not None and workers < 1):
-        raise UsageError(
-            f"{workers} workers, {samples_per_shard} samples per shard, {max_seconds} seconds: all must be positive"
-        )
+    """Raise a UsageError unless all are positive, and the first two integers."""
+    check_integers(1, workers=workers, samples_per_shard=samples_per_shard)
+    check_seconds(max_seconds=max_seconds)
 
 
 def finished_ledger(storage: Storage, identity: Mapping[str, Any], found: SourceList) -> pa.Table:

@@ -119,9 +119,7 @@ def annotate_members(members: Mapping[str, bytes], row: Mapping[str, Any], class
         made[LABEL_MEMBER] = str(label).encode()
     if caption is not None:
         made[CAPTION_MEMBER] = str(caption).encode()
-    return made | {
-        suffix: data for suffix, data in members.items() if suffix not in ("json", LABEL_MEMBER, CAPTION_MEMBER)
-    }
+    return made | {kind: data for kind, data in members.items() if kind not in ("json", LABEL_MEMBER, CAPTION_MEMBER)}
 
 
 def is_current(members: Mapping[str, bytes], row: Mapping[str, Any], classes: Sequence[str]) -> bool:

@@ -65,7 +65,7 @@ class How:
     @property
     def mine(self) -> JobPart | None:
         """The part of the shards to make; None makes all."""
-        return JobPart.parse(self.part) if isinstance(self.part, str) else self.part
+        return self.part if isinstance(self.part, JobPart | None) else JobPart.parse(str(self.part))
 
     def open_engine(self, settings: Settings, usual: int | None = None) -> Any:
         """Create the engine; it starts no process before its `run`. `usual`: default of workers on this machine."""

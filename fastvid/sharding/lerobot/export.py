@@ -20,7 +20,8 @@ from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import LEROBOT, to_parquet
 from fastvid.runtime import faults
 from fastvid.runtime.arrays import BoolArray, IntArray
-from fastvid.sharding.lerobot.read import DATA_PATH, INFO, STATS, VIDEO_PATH
+from fastvid.sharding.lerobot.read import DATA_PATH, STATS, VIDEO_PATH
+from fastvid.sharding.sources.roots import LEROBOT_INFO as INFO
 from fastvid.storage import Storage
 
 # LeRobot's defaults for the size of a file of videos, and of signals in memory, from which on the next episode begins a

@@ -26,6 +26,7 @@ from fastvid.sharding.job.plan import digest
 from fastvid.sharding.job.run import EncodeShards, How, ShardWork, View
 from fastvid.sharding.lerobot import read
 from fastvid.sharding.lerobot.read import EPISODES_PER_SHARD, LeRobotDataset
+from fastvid.sharding.sources.roots import LEROBOT_INFO
 from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.work.tasks import EncodedSample, Outcome, SourceTask
 from fastvid.storage import Storage, open_storage
@@ -119,7 +120,7 @@ def new_episodes(url: str) -> tuple[str, int]:
     """
     generation = read_generation(open_storage(url))[1]
     known, found = _known_episodes(generation), re.fullmatch(r"(.*)/videos(/.*)?", generation.root or "")
-    if known is None or found is None or not open_storage(found[1]).exists(read.INFO):
+    if known is None or found is None or not open_storage(found[1]).exists(LEROBOT_INFO):
         return "", 0
     return found[1], len(read.read_lerobot(f"{read.SCHEME}{found[1]}").episodes) - known
 
@@ -179,7 +180,7 @@ def shard_lerobot(
     """
     chosen_how = How(**how, command="shard")
     check_amounts(workers=chosen_how.workers, samples_per_shard=episodes_per_shard)
-    chosen = get_profile(profile) if isinstance(profile, str) else profile
+    chosen = get_profile(profile)
     if chosen.fps:
         raise UsageError(
             f"the rate of episodes cannot change to {chosen.fps}: each frame has its row of signals",

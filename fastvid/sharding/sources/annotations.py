@@ -43,9 +43,10 @@ from functools import partial
 from typing import Any, Final
 
 from fastvid.errors import FormatError, StorageError, UsageError
-from fastvid.runtime.names import VIDEO_SUFFIXES
-from fastvid.runtime.values import things
+from fastvid.runtime.names import VIDEO_SUFFIXES, is_video, meant
+from fastvid.runtime.values import check_choice, things
 from fastvid.sharding.sources import tables
+from fastvid.sharding.sources.roots import LISTS
 from fastvid.sharding.sources.sources import SPLITS, split_of
 from fastvid.sharding.sources.tables import LABELS, AnnotationRow, Annotations, Columns, NumberedRecord
 from fastvid.storage import RemoteOptions
@@ -145,6 +146,8 @@ def parse_list(text: str, split: str | None = None) -> Annotations:
     separator = _separator([line for _, line in numbered])
     columns = {} if split is None else {"split": split}
     lines = [(number, *_split_line(line, separator)) for number, line in numbered]
+    if lines and "," in lines[0][1] and not lines[0][2] and not is_video(lines[0][1]):
+        raise UsageError(f"first line is {lines[0][1]!r}, not a path and a label", hint="use csv:FILE")
     # One integer on a line of a multi-label list is a list of one.
     if any(len(labels := label.split()) > 1 and all(map(str.isdigit, labels)) for _, _, label in lines):
         rows = [AnnotationRow(path, None, columns | _several(label), number=number) for number, path, label in lines]
@@ -162,7 +165,10 @@ def _read(spec: str, mapping: Columns) -> Annotations:
     """Read one file."""
     kind, colon, path = spec.partition(":")
     if not colon or kind not in FORMATS:
-        hint = _TABLE_INSTEAD.get(kind, f"use FORMAT:PATH with one of the formats {', '.join(FORMATS)}")
+        likely = LISTS.get(os.path.splitext(spec)[1].lower())
+        near = f"did you mean {likely}:{path or spec}?" if likely else meant(kind, FORMATS)
+        formats = f"use FORMAT:PATH with one of the formats {', '.join(FORMATS)}"
+        hint = _TABLE_INSTEAD.get(kind) or " ".join(filter(None, (near, formats)))
         raise UsageError(f"unknown annotations {spec!r}", hint=hint)
     if mapping.sources and kind not in _TABLES:
         raise UsageError(
@@ -195,18 +201,24 @@ def parsing(place: str, form: str) -> Iterator[None]:
 
     `form`: what the file should be, for the message.
     """
+    likely = LISTS.get(os.path.splitext(place)[1].lower(), form)
+    near = f"did you mean {likely}:{place}?" if likely in _FORMS and form in _FORMS and likely != form else None
     try:
         yield
     except StorageError:
         raise
     except OSError as error:
-        raise UsageError(f"annotations cannot be read: {error.strerror}", file=error.filename or place) from error
+        told, at = f"annotations cannot be read: {error.strerror}", error.filename or place
+        raise UsageError(told, file=at, hint="name a file that exists") from error
     except (UsageError, FormatError) as error:
-        raise UsageError(error.message, hint=error.hint, **{"file": place, **error.where}) from error
+        raise UsageError(error.message, hint=near or error.hint, **{"file": place, **error.where}) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error) as error:
-        raise UsageError(
-            f"annotations do not parse as {form}: {error!r}", file=place, hint="compare the file with the format"
-        ) from error
+        why = f"column or field {error} is missing" if isinstance(error, KeyError) else str(error)
+        expected = re.search(rf"^    {form}:\S+ +(.*(?:\n {{8}}.*)*)", __doc__ or "", re.MULTILINE)
+        hint = f"{form} is {' '.join(expected[1].split())}" if expected else "compare the file with the format"
+        if form not in _TABLES:
+            hint += "; other tables are csv:FILE, json:FILE, ... with --columns path=COLUMN"
+        raise UsageError(f"annotations do not parse as {form}: {why}", file=place, hint=near or hint) from error
 
 
 def _table(file: AnnotationFile, form: str, columns: Columns) -> Annotations:
@@ -227,7 +239,8 @@ def _rows(records: list[NumberedRecord], split: str | None) -> Iterator[Annotati
     if records and not any(record["path"] is not None for _, record in records if "path" in record):
         names = ", ".join(name for name in records[0][1] if name != "path")
         raise UsageError(
-            "table has no column path", hint=f"name one of the columns {names} in --columns, such as path=COLUMN"
+            "table has no column path",
+            hint=f"name one of the columns {names} in --columns, such as path=COLUMN; without a header, use list:FILE",
         )
     records.reverse()
     while records:
@@ -254,9 +267,7 @@ def make_row(number: int, record: tables.Record, split: str | None) -> Annotatio
         columns["split"] = SPLITS.get(named, named) if isinstance(named, str) else tables.plain_value(named)
     label = record.get("label")
     if isinstance(label, list | dict):
-        raise UsageError(
-            f"label is {label!r}", row=number, column="label", hint="put several labels into a column labels"
-        )
+        raise UsageError(f"label is {label!r}", row=number, column="label", hint="put several into a column labels")
     start, end = (tables.seconds_of(record.get(name), name, number) for name in ("start", "end"))
     return AnnotationRow(
         path, None if label in (None, "") else sys.intern(str(label)), columns, start, end, number=number
@@ -276,8 +287,7 @@ def _metadata(file: AnnotationFile) -> AnnotationFile:
 def _form(file: AnnotationFile) -> str:
     """Return the form of a table by the ending of its name."""
     form = file.suffix[1:]
-    if form not in _FORMS:
-        raise UsageError(f"unknown ending of {file.name!r}", hint=f"use one of {', '.join(_FORMS)}")
+    check_choice(f"unknown ending {{}} of {file.name!r}", form, _FORMS)
     return form
 
 

@@ -22,6 +22,7 @@ from fastvid.errors import StorageError, UsageError
 from fastvid.format.schema import KEY_PATTERN, MAX_KEY_BYTES, PICTURES
 from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name, is_video
+from fastvid.sharding.sources.roots import LEROBOT_INFO, check_root, refuse_lerobot
 from fastvid.sharding.sources.tables import AnnotationRow, Annotations, class_names
 from fastvid.storage import RemoteOptions
 from fastvid.storage.urls import FileUrl, is_remote, open_root
@@ -113,6 +114,7 @@ def pictures_in(folder: str) -> dict[str, int]:
 def file_at(url: str, *, with_query: bool = False) -> SourceFile:
     """Return the file at a URL named by annotations. The URL becomes its id; nothing is requested yet."""
     place = FileUrl.parse(url)
+    url = url if place.is_listable else url.partition("#")[0]  # such as #t=2.5, which servers do not see
     name = f"{place.root.partition('://')[2]}/{place.name}"
     if place.query and with_query:
         name += f"?{place.query}"
@@ -128,9 +130,8 @@ def _find_local(roots: Sequence[str], ignored: _Ignored, follow_links: bool, rat
     if not roots:
         return
     absolute = [os.path.abspath(root) for root in roots]
-    missing = next((root for root in absolute if not os.path.exists(root)), None)
-    if missing is not None:
-        raise UsageError("source does not exist", file=missing)
+    for root in absolute:
+        check_root(root)
     folders = [root if os.path.isdir(root) else os.path.dirname(root) for root in absolute]
     common = os.path.commonpath(folders)
     for root, folder in zip(absolute, folders, strict=True):
@@ -239,13 +240,13 @@ def _list(root: FileUrl, ignored: _Ignored) -> list[tuple[str, int, str | None]]
         if version is not None:
             return [(root.name, version.size, version.tag)]
         if not root.is_listable:
-            raise UsageError(
-                "source does not exist", file=root, hint="name files: folders of web servers cannot be listed"
-            )
+            raise UsageError("source does not exist", file=root, hint="name files: web folders cannot be listed")
     prefix = f"{name}/" if name else ""
     files, seen = [], False
     for path, version in storage.entries(prefix):
         seen = True
+        if path == prefix + LEROBOT_INFO:
+            refuse_lerobot(str(root), storage.read(path))
         below = path.removeprefix(prefix).split("/")
         kind = "hidden file" if any(part.startswith(".") for part in below) else _ignored_kind(below[-1])
         if kind is None:

@@ -181,9 +181,7 @@ def _place(segment: Any, number: int) -> Record:
     else:
         columns, pair = {}, as_list(segment)
     if pair is None or len(pair) != 2:
-        raise UsageError(
-            f"{segment!r} is no segment", row=number, hint="give [start, end], or an object with start and end"
-        )
+        raise UsageError(f"{segment!r} is no segment", row=number, hint="give [start, end] or an object with both")
     return columns | {"start": pair[0], "end": pair[1]}
 
 
@@ -215,9 +213,7 @@ def read_text_rows(text: str, *, whole: bool = False) -> list[dict[str, str]]:
     for number, fields in lines[1:]:
         if len(fields) > len(header) or (whole and len(fields) < len(header)):
             few = "more" if len(fields) > len(header) else "fewer"
-            raise UsageError(
-                f"row has {few} fields than the header", row=number, hint="quote fields that contain a comma"
-            )
+            raise UsageError(f"row has {few} fields than the header", row=number, hint="quote fields with a comma")
         rows.append(dict(zip(header, fields + [""] * (len(header) - len(fields)), strict=True)))
     return rows
 
@@ -441,11 +437,7 @@ def check_rows(rows: Sequence[AnnotationRow]) -> None:
     for row in rows:
         for name, value in (("label", row.label), *row.columns.items()):
             if name.startswith(RESERVED):
-                raise UsageError(
-                    f"column {name!r} has a reserved name", hint=f"rename it: names with {RESERVED} are ours"
-                )
+                raise UsageError(f"column {name!r} has a reserved name", hint=f"rename it: {RESERVED} is ours")
             for text in (name, *(value if isinstance(value, list) else [value])):
                 if isinstance(text, str) and _NOT_UNICODE.search(text):
-                    raise UsageError(
-                        f"column {name!r} is not UTF-8: {text!r}", hint="save the file as UTF-8", **row.where
-                    )
+                    raise UsageError(f"column {name!r} is not UTF-8: {text!r}", hint="save it as UTF-8", **row.where)

@@ -27,6 +27,7 @@ from fastvid.format.shard import Shard
 from fastvid.format.tar import TarMember, read_members, sample_groups
 from fastvid.media.reasons import Reason
 from fastvid.runtime.names import decode_name, encode_name, is_video
+from fastvid.runtime.values import path_text
 from fastvid.sharding.sources.annotations import name_classes, read_annotations
 from fastvid.sharding.sources.inside import find_tables, table_sources, tar_pictures
 from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, find_sources, picture_order
@@ -337,6 +338,12 @@ def _columns(row: dict[str, Any]) -> dict[str, Any]:
     return columns
 
 
+def paths_of(name: str, given: Any) -> list[str]:
+    """Return one or several paths or URLs as texts. `name`: what they are, for the message if they are none."""
+    several = isinstance(given, Iterable) and not isinstance(given, str | os.PathLike)
+    return [path_text(name, path).removeprefix("file://") for path in (given if several else [given])]
+
+
 def gather_sources(
     roots: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
     annotations: Sequence[str] | str | None = None,
@@ -350,8 +357,7 @@ def gather_sources(
 
     `rate`: frames per second of pictures in folders and tars without videos, if these may be sources.
     """
-    specs = [annotations] if isinstance(annotations, str) else list(annotations or ())
-    paths = [os.fspath(root) for root in ([roots] if isinstance(roots, str | os.PathLike) else roots)]
+    specs, paths = paths_of("annotations", annotations or ()), paths_of("source", roots)
     kinds = {"datasets": [path for path in paths if is_dataset(path)], "tars": [path for path in paths if is_tar(path)]}
     kinds["tables"] = [path for path in paths if not specs and path not in kinds["datasets"] and find_tables(path)]
     kind = next((kind for kind, some in kinds.items() if some), None)
@@ -388,9 +394,7 @@ def _storable(found: SourceList) -> SourceList:
     try:
         annotation_table([source.columns for source in found.sources])
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise UsageError(
-            f"annotations cannot be stored: {error}", hint="check the columns of the annotations"
-        ) from error
+        raise UsageError(f"annotations cannot be stored: {error}", hint="check their columns") from error
     return found
 
 

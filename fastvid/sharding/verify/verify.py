@@ -14,13 +14,14 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from fastvid.errors import FastvidError, UsageError
+from fastvid.errors import FastvidError
 from fastvid.format.annotations import read_signals
 from fastvid.format.generations import Generation, check_annotations, read_annotations, read_generation
 from fastvid.format.schema import FOREIGN
 from fastvid.format.shard import index_shard
 from fastvid.media.checks import CHECKS
 from fastvid.runtime.processes import available_cores
+from fastvid.runtime.values import check_integers
 from fastvid.sharding.verify.check_processes import check_all
 from fastvid.sharding.verify.checks import Findings, Problem, ShardTask, check
 from fastvid.storage import Storage, open_storage
@@ -87,13 +88,10 @@ def verify_dataset(
         StorageError: If there is no dataset or generation.
         FormatError: If the commit record or the generation's record is broken.
     """
-    if sample is not None and sample < 1:
-        raise UsageError(f"sample is {sample}, expected at least 1")
+    check_integers(1, sample=sample, workers=workers)
     storage = open_storage(url)
     _, record = read_generation(storage, generation)
     workers = available_cores() if workers is None else workers
-    if workers < 1:
-        raise UsageError(f"workers is {workers}, expected at least 1")
     report = VerifyReport(generation=record.number, total=record.num_samples)
     every = _sampled(url, record, sample, seed) if sample is not None else _all(url, record, workers)
     tasks = [task for task in every if shards is None or task.record.name in shards]

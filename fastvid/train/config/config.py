@@ -18,6 +18,7 @@ from typing import Any, Literal
 import fastvid
 from fastvid.errors import UsageError
 from fastvid.load.after.chain import CallableTransform
+from fastvid.runtime.names import meant
 from fastvid.train.config import overrides
 from fastvid.train.config.data import DataConfig, ShardConfig
 from fastvid.train.config.overrides import NAMED, at_least, each_of_or_own, one_of, one_of_or_own
@@ -352,10 +353,11 @@ def find(recipe: str) -> Path:
     if path.suffix == _SUFFIX or path.name != recipe:
         if path.is_file():
             return path
-        raise UsageError("recipe does not exist", file=recipe)
+        raise UsageError("recipe does not exist", file=recipe, hint=f"a recipe is a file *{_SUFFIX}")
     path = _folder() / f"{recipe}{_SUFFIX}"
     if not path.is_file():
-        raise UsageError(f"unknown recipe {recipe!r}", hint=f"use one of {', '.join(names())}; or a file's path")
+        hint = f"{meant(recipe, names()) or ''} use one of {', '.join(names())}; or the path of a file *{_SUFFIX}"
+        raise UsageError(f"unknown recipe {recipe!r}", hint=hint.lstrip())
     return path
 
 

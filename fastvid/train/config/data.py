@@ -17,7 +17,7 @@ from fastvid.load.clips.timed_sampling import Window
 from fastvid.load.options import Kind
 from fastvid.load.order.epoch import BlockShuffle, ClassBalanced, Last
 from fastvid.runtime.names import import_name
-from fastvid.runtime.values import check_least
+from fastvid.runtime.values import check_choice, check_least
 from fastvid.train.config.overrides import NAMED, at_least, one_of
 
 MAIN: Final = "main"
@@ -78,8 +78,7 @@ SAMPLERS: Final = {"segments": Segments, "dense": Dense, "uniform": Uniform, "wi
 
 def find_sampler(name: str) -> type[Any]:
     """Return the class of a sampler, given its name or ``module:class``."""
-    if name not in SAMPLERS and ":" not in name:
-        raise UsageError(f"unknown sampler {name!r}", hint=f"use one of {', '.join(SAMPLERS)}; or module:class")
+    check_choice("unknown sampler {}", name, SAMPLERS, "module:class")
     kind = SAMPLERS.get(name) or import_name("sampler", name)
     if not (isinstance(kind, type) and is_dataclass(kind) and hasattr(kind, "draw")):
         raise UsageError(

@@ -40,7 +40,7 @@ def one_of(config: Any, name: str, allowed: Any) -> None:
 def one_of_or_own(config: Any, name: str, allowed: Any, options: Mapping[str, Any], options_name: str) -> None:
     """Check that a value is one of a Literal's or ``module:name``, and that only the latter has options."""
     value, key = getattr(config, name), f"{_section(config)}.{name}"
-    _known_or_own(f"{key} is", value, get_args(allowed))
+    check_choice(key, value, get_args(allowed), "module:name")
     if options and ":" not in value:
         raise UsageError(
             f"{_section(config)}.{options_name} is set, but {key} is {value!r}",
@@ -54,18 +54,9 @@ def each_of_or_own(config: Any, name: str, allowed: Any) -> None:
     if isinstance(values, str):
         raise UsageError(f"{key} is {values!r}, expected a tuple of names", hint=f"write ({values!r},)")
     for value in values:
-        _known_or_own(f"{key} has", value, get_args(allowed))
+        check_choice(f"{key} has {{}}", value, get_args(allowed), "module:name")
         if values.count(value) > 1:
             raise UsageError(f"{key} has {value!r} more than once", hint="name it once")
-
-
-def _known_or_own(what: str, value: object, known: tuple[str, ...]) -> None:
-    if isinstance(value, str) and (":" in value or value in known):
-        return
-    near = difflib.get_close_matches(str(value), known, n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
-    others = f"use one of {', '.join(known)}, or " if known else "write it as "
-    raise UsageError(f"{what} {value!r}", hint=f"{meant}{others}module:name")
 
 
 Root = TypeVar("Root")
@@ -130,9 +121,7 @@ def parse(text: str, hint: Any, key: str) -> Any:
     if get_origin(kind) is tuple and arguments[1:] == (...,):
         return tuple(parse(part.strip(), arguments[0], key) for part in text.split(",") if part.strip())
     if kind not in _EXPECTED:
-        raise UsageError(
-            f"{key} cannot be set on the command line", hint="set it in the recipe, which is a Python file"
-        )
+        raise UsageError(f"{key} cannot be set on the command line", hint="set it in the recipe, a Python file")
     try:
         value = as_type(text.lower() if kind is bool else text, kind, strict=False)
     except (msgspec.ValidationError, UnicodeError):

@@ -33,6 +33,7 @@ from torch import Tensor
 from fastvid.errors import UsageError
 from fastvid.runtime.names import import_name
 from fastvid.runtime.processes import World
+from fastvid.runtime.values import check_choice
 from fastvid.train.ranks import Member, broadcast_tensors
 
 if TYPE_CHECKING:
@@ -247,8 +248,7 @@ def _only(configs: Sequence[Config]) -> Config:
 def find_strategy(name: str) -> type[Strategy]:
     """Return the class of a strategy, given its name or ``module:class``."""
     known = _strategies().BUILT_IN
-    if name not in known and ":" not in name:
-        raise UsageError(f"unknown sync {name!r}", hint=f"use one of {', '.join(sorted(known))}; or module:class")
+    check_choice("unknown sync {}", name, sorted(known), "module:class")
     kind = import_name("sync", known.get(name, name))
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise UsageError(f"sync {name!r} is not a strategy", hint=f"derive the class from {__name__}.Strategy")

@@ -230,8 +230,7 @@ class AdaptiveBatch(Strategy):
         batch_window: int = 50,
         **options: Any,
     ) -> None:
-        if batch_lr not in (None, *get_args(LrRule)):
-            raise UsageError(f"sync option batch_lr is {batch_lr!r}", hint=f"use one of {', '.join(get_args(LrRule))}")
+        check_choice("sync option batch_lr", batch_lr, (*get_args(LrRule), None))
         check_least(1, **{"sync option batch_window": batch_window})
         super().__init__(member, **options)
         self.batch_policy = make_policy(

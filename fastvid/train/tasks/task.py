@@ -27,6 +27,7 @@ from fastvid.load.batch.batch import Batch
 from fastvid.load.order.draws import Draws, Purpose
 from fastvid.load.order.mixture import Mixture, part_of
 from fastvid.runtime.names import import_name
+from fastvid.runtime.values import check_choice
 from fastvid.train.tasks import BUILT_IN
 
 LOSS: Final = "loss"
@@ -338,8 +339,7 @@ def output(outputs: Any, name: str = "logits") -> Tensor:
 
 def find_task(name: str) -> type[Task]:
     """Return the class of a task, given its name or ``module:class``."""
-    if name not in BUILT_IN and ":" not in name:
-        raise UsageError(f"unknown task {name!r}", hint=f"use one of {', '.join(sorted(BUILT_IN))}; or module:class")
+    check_choice("unknown task {}", name, sorted(BUILT_IN), "module:class")
     kind = import_name("task", BUILT_IN.get(name, name))
     if not (isinstance(kind, type) and issubclass(kind, Task)):
         raise UsageError(f"task is {name!r}, which is not a task", hint="derive the class from fastvid.train.Task")

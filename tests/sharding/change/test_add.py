@@ -21,6 +21,7 @@ from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
 from tests import forks
 from tests.sharding.shardtools import make, other_build
+from tests.storage.faulty import FaultyServer
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +114,22 @@ def test_known_file_is_recognised_under_another_name(base, tmp_path):
     shutil.copytree(base / "data", tmp_path / "data")
     done = add_sources(str(tmp_path / "data"), str(base / "videos/jump"), workers=1)
     assert (done.known, done.report.packed) == (1, 0)
+
+
+def test_videos_of_a_list_of_urls_are_known_by_their_url_without_fragment(tmp_path):
+    make(tmp_path / "a.mp4", frames=9)
+    out, table = str(tmp_path / "data"), tmp_path / "urls.csv"
+    with FaultyServer() as server:
+        server.files |= {name: (tmp_path / "a.mp4").read_bytes() for name in ("a.mp4", "b.mp4")}
+        table.write_text(f"path\n{server.url}/a.mp4#t=0.1\n")
+        assert main(["index", "--annotations", f"csv:{table}", "--out", out]) == 0
+        table.write_text(f"path\n{server.url}/a.mp4#t=0.2\n{server.url}/b.mp4\n")
+        assert main(["add", out, "--annotations", f"csv:{table}"]) == 0
+        assert len(ids(LocalStorage(out))) == 2
+        # Also where the first list named the URL as a source.
+        assert main(["index", f"{server.url}/b.mp4#t=0.1", "--out", out + "2"]) == 0
+        assert main(["add", out + "2", "--annotations", f"csv:{table}"]) == 0
+        assert len(ids(LocalStorage(out + "2"))) == 2
 
 
 def test_cuts_that_left_the_list_go_and_may_come_back(place, capsys):

@@ -281,8 +281,8 @@ def test_long_videos_are_split_into_segments_of_equal_length(tmp_path):
 def test_wrong_arguments_are_named(folder, tmp_path):
     for arguments, message in (
         ({"profile": "fast"}, "use one of compact, copy, hevc, intra, mjpeg, small, tiles, vp9"),
-        ({"workers": 0}, "must be positive"),
-        ({"samples_per_shard": 0}, "must be positive"),
+        ({"workers": 0}, "workers is 0, expected at least 1"),
+        ({"samples_per_shard": 0}, "samples_per_shard is 0, expected at least 1"),
     ):
         with pytest.raises(UsageError, match=message):
             run_job(str(folder), str(tmp_path / "out"), **arguments)
@@ -296,7 +296,16 @@ def same(out, undisturbed):
 
 
 @pytest.mark.parametrize("command", ["shard", "index"])
-@pytest.mark.parametrize("words", [["nowhere"], ["nowhere", "--part", "0/2"], ["."], [".", "--annotations", "csv:no"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["nowhere"],
+        ["nowhere", "--part", "0/2"],
+        ["."],
+        [".", "--annotations", "csv:no"],
+        [".", "--annotations", "csv:no", "--part", "0/2"],
+    ],
+)
 def test_a_mistake_in_the_sources_leaves_no_folder_behind(command, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main([command, *words, "--out", "made/data"]) == 2

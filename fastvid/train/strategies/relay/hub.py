@@ -191,9 +191,7 @@ class Hub:
             self.record.lost.append({**dataclasses.asdict(unit), "stage": seat})
             self._losses[unit] = self._losses.get(unit, 0) + 1
             if self._losses[unit] >= _ATTEMPTS:
-                self.scheduler.fail(
-                    unit, f"{_ATTEMPTS} stages died in epoch {unit.epoch} on partition {unit.partition}"
-                )
+                self.scheduler.fail(unit, f"{_ATTEMPTS} stages died in epoch {unit.epoch}, partition {unit.partition}")
             else:
                 self.scheduler.lost(unit)
             self._changed.notify_all()
