@@ -395,8 +395,8 @@ def check_unpacked(
     if size <= limit < sum(part.total_uncompressed_size * part.num_values for part in texts):
         names = sorted({part.path_in_schema for part in texts})
         with pq.ParquetFile(file, read_dictionary=names, pre_buffer=False) as short:
-            tables = [short.read_row_group(number, names, use_threads=False) for number in range(len(groups))]
-        size = sum(_unpacked(chunk) for table in tables for column in table.columns for chunk in column.chunks)
+            some = (rows for name in names for rows in short.iter_batches(columns=[name], use_threads=False))
+            size = sum(_unpacked(column) for rows in some for column in rows.columns)
     if size > limit:
         raise FormatError(f"Parquet file of {length:,} bytes unpacks to {size:,}", file=name)
 

@@ -68,15 +68,14 @@ class IndexFiles(SourceWork):
                     file=FileUrl.parse(source.path),
                     hint="use URLs that need no signature, or credentials in the environment (s3://, gs://)",
                 )
-        tried = [source for source in found.sources if source.problem is None]
         shards = shards or found.shards
         if shards is None:
-            shards = plan_shards(tried, seed=seed, samples=samples_per_shard, source_bytes=_ANY_BYTES)
+            shards = plan_shards(found.tried, seed=seed, samples=samples_per_shard, source_bytes=_ANY_BYTES)
         super().__init__(storage, found, settings, shards, seed)
         root = decode_name(found.listed["root"]) if found.listed else ""
-        if tried and not found.listed:
-            root = common_root([source.path for source in tried])
-        files = ((encode_name(s.id), s.size, s.start, s.end, s.key, s.etag) for s in tried)
+        if shards and not found.listed:
+            root = common_root([end(one.path for one in found.tried) for end in (min, max)])
+        files = ((encode_name(s.id), s.size, s.start, s.end, s.key, s.etag) for s in found.tried)
         self.identity = {
             **list_identity(found, files, seed=seed, samples_per_shard=samples_per_shard),
             "profile": {"name": IN_PLACE},

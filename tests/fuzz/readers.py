@@ -146,7 +146,8 @@ class Annotations(Reader):
         mapping = columns.read_bytes().decode("utf-8", "surrogateescape") if columns.exists() else ""
         name = next(path for path in folder.iterdir() if path != columns)
         Columns.parse(mapping or None)
-        return repr(read_annotations([f"{form}:{name}"], columns=mapping or None))
+        found = read_annotations([f"{form}:{name}"], columns=mapping or None)
+        return repr((list(found.rows), found.classes))
 
 
 class Recipes(Reader):

@@ -169,7 +169,7 @@ def estimate_job(
     settings = choose_settings(max_seconds=max_seconds, **encoding)
     looking: dict[str, Any] = {"columns": columns, "class_names": class_names, "follow_links": follow_links}
     found = gather_sources(sources, annotations, **looking, rate=settings.profile.fps)
-    tried = [source for source in found.sources if source.problem is None]
+    tried = list(found.tried)
     if not tried:
         raise UsageError("no source has a file", hint="compare the names in the annotations with those of the files")
     sample = draw_sources(tried, sampled, seed)

@@ -28,7 +28,8 @@ from fastvid.sharding.job.plan import JobPart, digest
 from fastvid.sharding.job.restore import columns_from_json, columns_to_json
 from fastvid.sharding.job.run import ShardWork
 from fastvid.sharding.sources.roots import check_exists
-from fastvid.sharding.sources.sources import Changes, Source, SourceList, compare_sources
+from fastvid.sharding.sources.sources import BY_ID, Changes, Source, SourceList, compare_sources
+from fastvid.sharding.sources.spool import Spool, sort
 from fastvid.sharding.sources.tars import gather_sources, paths_of
 from fastvid.storage import LocalStorage, Storage
 from fastvid.storage.urls import is_remote
@@ -136,15 +137,16 @@ def _thaw(
         return None
     ends, count = head["ends"], len(head["ends"]) - 2
     wanted = [number for number in range(count + 1) if part is None or (number < count and part.has(number))]
-    read = dict(zip(wanted, _read(storage, f"{name}.sources", [(ends[n], ends[n + 1]) for n in wanted]), strict=True))
-    problems = read.pop(count, [])
-    sources = sorted([*problems, *(one for shard in read.values() for one in shard)], key=lambda source: source.id)
-    shards = [read.get(number, []) for number in range(count)]
+    made, shards = Spool[Source](), list[Sequence[Source]]([()] * (count + 1))
+    for number, read in zip(wanted, _read(storage, f"{name}.sources", [ends[n : n + 2] for n in wanted]), strict=True):
+        made.extend(read)
+        shards[number] = made[len(made) - len(read) :]
+    sources = Spool(sort(made, BY_ID))
     listed = {key: identity[key] for key in _LISTED if key in identity}
-    return SourceList(tuple(sources), tuple(head["classes"]), head["ignored"], shards, listed)
+    return SourceList(sources, tuple(head["classes"]), head["ignored"], shards[:count], listed)
 
 
-def _read(storage: Storage, name: str, places: Sequence[tuple[int, int]]) -> Iterator[list[Source]]:
+def _read(storage: Storage, name: str, places: Sequence[Sequence[int]]) -> Iterator[list[Source]]:
     buffers = [(start, memoryview(bytearray(end - start))) for start, end in places]
     storage.read_into(name, buffers)
     for _, data in buffers:

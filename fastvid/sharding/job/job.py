@@ -444,12 +444,11 @@ class EncodeShards(SourceWork):
         generation: int = 1,
         shards: Sequence[Sequence[Source]] | None = None,
     ) -> None:
-        tried = [source for source in found.sources if source.problem is None]
         super().__init__(
             storage,
             found,
             settings,
-            shards or found.shards or plan_shards(tried, seed=seed, samples=samples_per_shard),
+            shards or found.shards or plan_shards(found.tried, seed=seed, samples=samples_per_shard),
             seed,
         )
         self.scratch, self.drop_duplicates = scratch_folder(storage, scratch), drop_duplicates

@@ -11,9 +11,11 @@ import hashlib
 import json
 import os
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from functools import partial
+from itertools import chain, groupby, islice, pairwise
 from typing import Any, Final
 
 from fastvid.errors import UsageError
@@ -22,13 +24,12 @@ from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import sha256, sha256_of_pieces
 from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.sources.sources import Source, SourceList
+from fastvid.sharding.sources.spool import Spool, sort
 
 
 def job_identity(found: SourceList, settings: Settings, *, seed: int, samples_per_shard: int) -> dict[str, Any]:
     """Return everything that determines the output of an encoding job; error messages quote the names of the fields."""
-
-    tried = (source for source in found.sources if source.problem is None)
-    files = ((encode_name(s.id), s.size, s.start, s.end, s.key, *filter(None, (s.etag, s.inside))) for s in tried)
+    files = ((encode_name(s.id), s.size, s.start, s.end, s.key, *filter(None, (s.etag, s.inside))) for s in found.tried)
     optional = {"streams": settings.streams.to_json() or None, "max_bad_frames": settings.max_bad_frames}
     return {
         **list_identity(found, files, seed=seed, samples_per_shard=samples_per_shard),
@@ -47,7 +48,7 @@ def list_identity(
     own = {"format": ".".join(map(str, FORMAT_VERSION)), "order": order}
     if found.listed:
         return {**found.listed, **own}
-    sizes = [source.size for source in found.sources if source.problem is None]
+    sizes = array("q", (source.size for source in found.tried))
     notes = ((encode_name(s.id), s.label, dict(s.columns), s.problem) for s in found.sources)
     told = sha256_of_pieces(chain([b"["], _pieces(notes), [f", {_json(found.classes)}]".encode()]))
     return {
@@ -59,15 +60,14 @@ def list_identity(
 
 def _pieces(items: Iterable[Any]) -> Iterator[bytes]:
     """Yield the JSON of a list in pieces, so that it need not fit into memory at once."""
-    mark = "["
-    for item in items:
-        yield f"{mark}{_json(item)}".encode()
+    items, mark = iter(items), "["
+    while some := list(islice(items, 256)):
+        yield f"{mark}{_json(some)[1:-1]}".encode()
         mark = ", "
     yield b"[]" if mark == "[" else b"]"
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
+_json: Final = json.JSONEncoder(sort_keys=True, default=str).encode
 
 
 def digest(value: Any) -> str:
@@ -148,12 +148,12 @@ def _place(number: str) -> tuple[str, str]:
 
 
 def plan_shards(
-    sources: Sequence[Source],
+    sources: Iterable[Source],
     *,
     seed: int = 0,
     samples: int = SAMPLES_PER_SHARD,
     source_bytes: int = SOURCE_BYTES_PER_SHARD,
-) -> list[list[Source]]:
+) -> list[Sequence[Source]]:
     """Assign sources to shards, classes mixed, each limited in its number of sources and the bytes of their files.
 
     The clips of a file are in one shard where they fit, otherwise in consecutive shards, so that few workers read it.
@@ -162,21 +162,28 @@ def plan_shards(
 
     `source_bytes`: maximum total bytes of the files of a shard; a single file may exceed it.
     """
-    shards: list[list[Source]] = []
-    room, weight = 0, 0
-    for _, group in groupby(sorted(sources, key=lambda source: file_order(source, seed)), key=_file):
-        clips = list(group)
-        if room < len(clips) <= samples or weight + clips[0].size > source_bytes:
-            room = 0
-        for clip in clips:
-            if room == 0:
-                shards.append([])
-                room, weight = samples, 0
-            if clip is clips[0] or not shards[-1]:
-                weight += clip.size
-            shards[-1].append(clip)
-            room -= 1
-    return [sorted(shard, key=lambda source: (_rank(source.key, seed), source.key)) for shard in shards]
+    mixed, ends = Spool[Source](), [0]
+
+    def shards() -> Iterator[list[Source]]:
+        shard, room, weight = list[Source](), 0, 0
+        for _, group in groupby(sort(sources, partial(file_order, seed=seed)), key=_file):
+            clips = list(group)
+            if room < len(clips) <= samples or weight + clips[0].size > source_bytes:
+                room = 0
+            for clip in clips:
+                if room == 0:
+                    yield shard
+                    shard, room, weight = [], samples, 0
+                if clip is clips[0] or not shard:
+                    weight += clip.size
+                shard.append(clip)
+                room -= 1
+        yield shard
+
+    for shard in filter(None, shards()):
+        mixed.extend(sorted(shard, key=lambda source: (_rank(source.key, seed), source.key)))
+        ends.append(len(mixed))
+    return [mixed[start:end] for start, end in pairwise(ends)]
 
 
 def file_order(source: Source, seed: int) -> tuple[bytes, str, float, str]:

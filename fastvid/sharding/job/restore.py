@@ -212,8 +212,8 @@ def _is_told(name: str, row: Mapping[str, Any]) -> bool:
 
 def _lost_type(value: Any) -> str | None:
     """Return the name of a value's type if JSON lacks it, such as "nan" or a type of `_AS_TEXT`; else None."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+    if value is None or isinstance(value, str | int | float):
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else None
     return next((name for name, (kind, _) in _AS_TEXT.items() if isinstance(value, kind)), None)
 
 

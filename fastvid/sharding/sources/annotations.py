@@ -36,11 +36,11 @@ import os
 import posixpath
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Final
+from itertools import chain
+from typing import IO, Any, Final
 
 from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.runtime.names import VIDEO_SUFFIXES, is_video, meant
@@ -48,6 +48,7 @@ from fastvid.runtime.values import check_choice, things
 from fastvid.sharding.sources import tables
 from fastvid.sharding.sources.roots import LISTS
 from fastvid.sharding.sources.sources import SPLITS, split_of
+from fastvid.sharding.sources.spool import Spool
 from fastvid.sharding.sources.tables import LABELS, AnnotationRow, Annotations, Columns, NumberedRecord
 from fastvid.storage import RemoteOptions
 from fastvid.storage.urls import FileUrl, is_remote, open_root
@@ -102,34 +103,33 @@ def read_annotations(
 ) -> Annotations:
     """Read annotation files, given as on the command line."""
     mapping = Columns.parse(columns)
-    rows: list[AnnotationRow] = []
+    parts: list[Sequence[AnnotationRow]] = []
     classes: list[str] = []
     for spec in specs:
         part = _read(spec, mapping)
-        rows += part.rows
+        parts.append(part.rows)
         # If the class names of each file are sorted, sort those of all files together.
         ordered = classes == sorted(classes) and list(part.classes) == sorted(part.classes)
         classes += [name for name in part.classes if name not in set(classes)]
         classes = sorted(classes) if ordered else classes
+    rows = parts[0] if len(parts) == 1 else Spool(chain(*parts))
     return name_classes(rows, classes, class_names)
 
 
-def read_table(file: AnnotationFile, form: str, columns: Columns, *, whole: bool = False) -> list[NumberedRecord]:
+def read_table(file: AnnotationFile, form: str, columns: Columns, *, whole: bool = False) -> Sequence[NumberedRecord]:
     """Return the rows of a table by column, with renamed columns and one row per segment.
 
     `form`: "csv", "json", "jsonl" or "parquet"; "database" for a JSON object whose field ``database`` has the rows.
     `whole`: whether a row of a CSV with fewer fields than the header is an error.
     """
-    records: Sequence[NumberedRecord]
+    records: Iterable[NumberedRecord]
     if form == "csv":
         text_columns = {columns.source_of(name) for name in ("key", *_TEXT_COLUMNS)}
-        records = list(
-            enumerate(tables.read_rows(file.text(), text_columns=text_columns, whole=whole), tables.FIRST_ROW)
-        )
+        records = enumerate(tables.read_rows(file.lines(), text_columns=text_columns, whole=whole), tables.FIRST_ROW)
     elif form == "parquet":
-        records = [one for part in tables.read_parquet(file.read()) for one in part]
+        records = tables.read_parquet(file.open())
     elif form == "jsonl":
-        records = tables.read_lines(file.text())
+        records = tables.read_lines(file.lines())
     else:
         records = tables.read_objects(file.text(), "database" if form == "database" else None)
     return columns.rows(records)
@@ -223,28 +223,18 @@ def parsing(place: str, form: str) -> Iterator[None]:
 
 def _table(file: AnnotationFile, form: str, columns: Columns) -> Annotations:
     """Return the rows of a table; rows without a split get the split that the file's name mentions."""
-    if form == "parquet" and not columns.sources:  # a part at once: renamed columns are looked for in all rows
-        parts = map(columns.rows, tables.read_parquet(file.read()))
-    else:
-        parts = map(partial(read_table, file, form), [columns])
-    split = split_of(file.name)
-    rows = [row for records in parts for row in _rows(records, split)]
-    return Annotations(tuple(rows), tables.class_order(rows))
-
-
-def _rows(records: list[NumberedRecord], split: str | None) -> Iterator[AnnotationRow]:
-    """Yield an annotation row for each record. Empties `records` meanwhile, to free memory."""
-    if not any("path" in record for _, record in records):
-        records = [(number, {"path": record.pop(tables.ENTRY, None), **record}) for number, record in records]
-    if records and not any(record["path"] is not None for _, record in records if "path" in record):
-        names = ", ".join(name for name in records[0][1] if name != "path")
+    records, split = read_table(file, form, columns), split_of(file.name)
+    place = "path" if any("path" in record for _, record in records) else tables.ENTRY
+    if records and all(record.get(place) is None for _, record in records):
+        names = ", ".join(name for name in records[0][1] if name not in ("path", place))
         raise UsageError(
             "table has no column path",
             hint=f"name one of the columns {names} in --columns, such as path=COLUMN; without a header, use list:FILE",
         )
-    records.reverse()
-    while records:
-        yield make_row(*records.pop(), split)
+    if place != "path":
+        records = [(number, {"path": record.pop(place, None), **record}) for number, record in records]
+    rows = Spool(make_row(*record, split) for record in records)
+    return Annotations(rows, tables.class_order(rows))
 
 
 def make_row(number: int, record: tables.Record, split: str | None) -> AnnotationRow:
@@ -315,7 +305,7 @@ def name_classes(rows: Sequence[AnnotationRow], classes: Sequence[str], class_na
     if integers:
         classes = [str(number) for number in range(max(int(name) for name in classes) + 1)]
     if not class_names:
-        return Annotations(tuple(rows), tuple(classes))
+        return Annotations(rows, tuple(classes))
     if len(set(class_names)) != len(class_names):
         raise UsageError("duplicate class name in the class names")
     count = things(len(class_names), "class name")
@@ -325,11 +315,11 @@ def name_classes(rows: Sequence[AnnotationRow], classes: Sequence[str], class_na
                 f"label {len(classes) - 1} has no name: there are {count}",
                 hint="give a name per line, beginning with that of label 0",
             )
-        rows = [_relabelled(row, class_names) for row in rows]
+        rows = Spool(_relabelled(row, class_names) for row in rows)
     unknown = sorted({name for row in rows for name in row.class_names} - set(class_names))
     if unknown:
         raise UsageError(f"label {unknown[0]!r} is not one of the {count}", hint="add it to the class names")
-    return Annotations(tuple(rows), tuple(class_names))
+    return Annotations(rows, tuple(class_names))
 
 
 def _relabelled(row: AnnotationRow, names: Sequence[str]) -> AnnotationRow:
@@ -361,17 +351,21 @@ class AnnotationFile:
             return os.path.isdir(self.place)
         return self.place.endswith("/") or not self.suffix
 
-    def read(self) -> bytes:
-        """Return its bytes."""
+    def open(self) -> IO[bytes]:
+        """Open it."""
         if is_remote(self.place):
             url = FileUrl.parse(self.place)
-            return open_root(url, RemoteOptions()).read(url.name)
-        with open(self.place, "rb") as file:
-            return file.read()
+            return io.BytesIO(open_root(url, RemoteOptions()).read(url.name))
+        return open(self.place, "rb")
+
+    def lines(self) -> Iterator[str]:
+        """Yield its lines; bytes that are not UTF-8 become surrogates, as in names that `os.listdir` returns."""
+        with io.TextIOWrapper(self.open(), "utf-8-sig", "surrogateescape", newline="\n") as lines:
+            yield from lines
 
     def text(self) -> str:
-        """Return its text; bytes that are not UTF-8 become surrogates, as in names that `os.listdir` returns."""
-        return self.read().decode("utf-8-sig", "surrogateescape")
+        """Return its text, see `lines`."""
+        return "".join(self.lines())
 
     def folder(self) -> AnnotationFile:
         """Return the folder that contains it."""
@@ -404,7 +398,7 @@ _AVA_ITEM: Final = re.compile(r'\{[^{}]*?name:\s*"([^"]*)"[^{}]*?id:\s*(\d+)[^{}
 def read_kinetics(file: AnnotationFile) -> Annotations:
     """Read an official CSV of Kinetics. Test files may have no labels; other columns are kept."""
     rows = []
-    for number, record in enumerate(tables.read_text_rows(file.text()), tables.FIRST_ROW):
+    for number, record in enumerate(tables.read_text_rows(file.lines()), tables.FIRST_ROW):
         video = record.pop("youtube_id")
         start, end = (tables.seconds_of(record.pop(name), name, number) for name in ("time_start", "time_end"))
         if start is None or end is None:
@@ -426,7 +420,7 @@ def read_scenedetect(file: AnnotationFile) -> Annotations:
         text, first = one.text(), tables.FIRST_ROW
         if text.startswith("Timecode List"):  # a line of all cuts comes before the header, unless it was left out
             text, first = text.partition("\n")[2], first + 1
-        for number, record in enumerate(tables.read_text_rows(text), first):
+        for number, record in enumerate(tables.read_text_rows(io.StringIO(text)), first):
             times = (record[f"{name} Time (seconds)"] for name in ("Start", "End"))
             start, end = (tables.seconds_of(time, "seconds", number) for time in times)
             scene = {"scene": int(record["Scene Number"])}
@@ -501,7 +495,7 @@ def read_charades(file: AnnotationFile) -> Annotations:
     lines = [line.partition(" ") for line in (classes.text() if classes else "").splitlines() if line.strip()]
     names = {code: name.strip() for code, _, name in lines}
     rows = []
-    for number, record in enumerate(tables.read_rows(file.text(), text_columns=("id", "actions")), tables.FIRST_ROW):
+    for number, record in enumerate(tables.read_rows(file.lines(), text_columns=("id", "actions")), tables.FIRST_ROW):
         codes = [action.split()[0] for action in record["actions"].split(";") if action.strip()]
         unknown = next((code for code in codes if names and code not in names), None)
         if unknown is not None:

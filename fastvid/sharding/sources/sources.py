@@ -12,17 +12,23 @@ import os
 import posixpath
 import re
 import stat
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, groupby, pairwise
+from operator import attrgetter
 from pathlib import PurePath
 from typing import Any, Final, NoReturn
+
+import numpy as np
 
 from fastvid.errors import StorageError, UsageError
 from fastvid.format.schema import KEY_PATTERN, MAX_KEY_BYTES, PICTURES
 from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name, is_video
 from fastvid.sharding.sources.roots import LEROBOT_INFO, check_root, refuse_lerobot
+from fastvid.sharding.sources.spool import Spool, sort
 from fastvid.sharding.sources.tables import AnnotationRow, Annotations, class_names
 from fastvid.storage import RemoteOptions
 from fastvid.storage.urls import FileUrl, is_remote, open_root
@@ -33,6 +39,7 @@ PICTURE_SUFFIXES: Final = frozenset({".jpeg", ".jpg", ".png"})
 MODIFIED: Final = "modified-"
 """Prefix of the tag of a local file; its modification time in nanoseconds follows."""
 _DIGITS: Final = re.compile(r"([0-9]+)")
+_NOT_IN_KEYS: Final = re.compile(r"[^A-Za-z0-9_/-]")
 _NAMES: Final = 3  # maximum number of names of ignored files that are listed for each kind
 _NAMELESS: Final = frozenset({"hidden file", "special file", "linked folder"})
 _Ignored = dict[str, list[str]]
@@ -60,7 +67,7 @@ def split_of(name: str) -> str | None:
 _RECOVERED: Final = "lost+found"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it would take six times as long to make
 class SourceFile:
     """A file below a root."""
 
@@ -74,7 +81,7 @@ class SourceFile:
     inside: str = ""  # see `Source`
 
 
-def find_files(roots: Sequence[str], *, follow_links: bool, rate: str = "") -> tuple[list[SourceFile], Counter[str]]:
+def find_files(roots: Sequence[str], *, follow_links: bool, rate: str = "") -> tuple[Spool[SourceFile], Counter[str]]:
     """Return the files below roots, sorted by path, and the number of ignored files by kind; kinds include some names.
 
     `rate`: frames per second of pictures. If given, folders of pictures below a root without videos are sources.
@@ -82,9 +89,10 @@ def find_files(roots: Sequence[str], *, follow_links: bool, rate: str = "") -> t
     ignored: _Ignored = {}
     local = [root for root in roots if not is_remote(root)]
     remote = [FileUrl.parse(root) for root in roots if is_remote(root)]
-    found = {file.path: file for file in _find_local(local, ignored, follow_links, rate)}
-    found |= {file.path: file for file in _find_remote(remote, ignored)}
-    return [found[path] for path in sorted(found)], Counter({_told(*one): len(one[1]) for one in ignored.items()})
+    every = chain(_find_local(local, ignored, follow_links, rate), _find_remote(remote, ignored))
+    by_path = groupby(sort(every, attrgetter("path")), attrgetter("path"))
+    found = Spool((list(same)[-1] for _, same in by_path))
+    return found, Counter({_told(*one): len(one[1]) for one in ignored.items()})
 
 
 def _told(kind: str, names: Sequence[str]) -> str:
@@ -274,7 +282,7 @@ MAX_SOURCE_KEY_BYTES: Final = MAX_KEY_BYTES - _PART_BYTES
 _HASH_DIGITS: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it would take six times as long to make, and each is made several times, see `Spool`
 class Source:
     """One raw video, or a clip of one."""
 
@@ -322,16 +330,25 @@ class Source:
         return replace(self, id=f"{folder}/{self.id}", parent=parent)
 
 
+BY_ID: Final = attrgetter("id")
+"""The order of sources in a list."""
+
+
 @dataclass(frozen=True, slots=True)
 class SourceList:
     """All sources of a job."""
 
-    sources: tuple[Source, ...]
+    sources: Sequence[Source]
     classes: tuple[str, ...]
     ignored: Mapping[str, int]
     # Only if a job has frozen its sources: the sources of each shard, and the identity's fields about all sources.
     shards: Sequence[Sequence[Source]] | None = None
     listed: Mapping[str, Any] | None = None
+
+    @property
+    def tried(self) -> Iterator[Source]:
+        """The sources without a problem."""
+        return (source for source in self.sources if source.problem is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,22 +402,20 @@ def find_sources(
         raise UsageError("no source given", hint="name a folder of videos")
     found, ignored = find_files(roots, follow_links=follow_links, rate=rate)
     if annotations is None:
-        sources = _by_folder(found)
+        sources = assign_keys(sort(_by_folder(found), BY_ID))
         classes = tuple(sorted({source.label for source in sources if source.label is not None}))
     else:
-        rows, classes = list(annotations.rows), annotations.classes
-        del annotations
-        sources = _by_rows(found, rows, ignored)
+        sources, classes = assign_keys(_by_rows(found, annotations.rows, ignored)), annotations.classes
     if not sources:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(ignored.items())) or "nothing"
         hint = f"name a folder of videos; this has {kinds}"
         if any(suffix in kinds for suffix in PICTURE_SUFFIXES):
             hint += "; of pictures as frames, give the rate to `fastvid shard` by --fps"
         raise UsageError("no video found", file=", ".join(roots), hint=hint)
-    return SourceList(assign_keys(sorted(sources, key=lambda source: source.id)), classes, dict(ignored))
+    return SourceList(sources, classes, dict(ignored))
 
 
-def assign_keys(sources: Sequence[Source]) -> tuple[Source, ...]:
+def assign_keys(sources: Iterable[Source]) -> Sequence[Source]:
     """Assign every source a valid key that does not depend on the order of sources.
 
     A key is the id without its suffix, with an underscore for every character that a key cannot contain; that of a clip
@@ -409,38 +424,62 @@ def assign_keys(sources: Sequence[Source]) -> tuple[Source, ...]:
     same key, the id that needed no change keeps it, and the others get a hash of the id. Keys are unique, and no key is
     a folder of another, because the parts of a long video are named below its key.
     """
-    keys = {source.id: _plain_key(source) for source in sources}
-    if len(keys) < len(sources):
-        duplicate, _ = Counter(source.id for source in sources).most_common(1)[0]
-        raise UsageError(f"duplicate source {encode_name(duplicate)!r}")
+    plain, others = array("q"), array("q")
+    found = Spool(_with_plain_keys(sources, plain, others))
+    every = np.sort(np.concatenate([plain, np.unique(others)]))
+    doubtful = set(every[1:][every[1:] == every[:-1]].tolist())
+    if not doubtful:
+        return found
+    some = [(source.id, source.key) for source in found if hash(source.key) in doubtful]
+    name, number = Counter(name for name, _ in some).most_common(1)[0]
+    if number > 1:
+        raise UsageError(f"duplicate source {encode_name(name)!r}")
+    keys = dict(some)
     wanted = Counter(keys.values())
     unchanged = Counter(key for name, key in keys.items() if wanted[key] > 1 and key == _stem(name))
-    folders = {key[:cut] for key in wanted for cut in range(len(key)) if key[cut] == "/"}
+    folders = {folder for source in found for folder in _folders(source.key) if hash(folder) in doubtful}
 
     def is_free(name: str, key: str) -> bool:
         alone = wanted[key] == 1 or (unchanged[key] == 1 and key == _stem(name))
         return alone and key not in folders and len(key) <= MAX_SOURCE_KEY_BYTES
 
-    others = sorted(name for name, key in keys.items() if not is_free(name, key))
-    plain = {name: keys.pop(name) for name in others}
-    taken = set(keys.values()) if others else set()
-    for name in others:
+    changed = sorted(name for name, key in keys.items() if not is_free(name, key))
+    taken = {*folders, *(keys[name] for name in keys.keys() - set(changed))}
+    for name in changed:
         digits = _HASH_DIGITS
-        key = _hashed(plain[name], name, digits)
-        while key in taken or key in folders:
+        key = _hashed(keys[name], name, digits)
+        while key in taken or (key not in wanted and hash(key) in every[np.searchsorted(every, hash(key)) :][:1]):
             digits += 1
-            key = _hashed(plain[name], name, digits)
-        keys[name] = key
+            key = _hashed(keys[name], name, digits)
         taken.add(key)
-    return tuple(replace(source, key=keys[source.id]) for source in sources)
+        keys[name] = key
+    return Spool(replace(one, key=keys[one.id]) if one.id in keys else one for one in found)
 
 
-def _by_folder(files: Sequence[SourceFile]) -> list[Source]:
+def _with_plain_keys(sources: Iterable[Source], plain: array[int], others: array[int]) -> Iterator[Source]:
+    """Yield sources with plain keys; append the hashes of the keys, and of what no key may be: too long, or a folder.
+
+    Texts are compared only if their hashes are equal, so that eight bytes of each are in memory.
+    """
+    last = ""
+    for source in sources:
+        source.key = key = _plain_key(source)
+        plain.append(hash(key))
+        folder = key.rpartition("/")[0]
+        others.extend(map(hash, (_folders(key) if folder != last else []) + [key] * (len(key) > MAX_SOURCE_KEY_BYTES)))
+        last = folder
+        yield source
+
+
+def _folders(key: str) -> list[str]:
+    return [key[:cut] for cut in range(len(key)) if key[cut] == "/"]
+
+
+def _by_folder(files: Sequence[SourceFile]) -> Iterator[Source]:
     tops: dict[str, set[str]] = {}
     for file in files:
         if len(file.parts) > 1:
             tops.setdefault(file.root, set()).add(file.parts[0])
-    sources = []
     for file in files:
         folders = file.parts[:-1]
         split = _split_name(os.path.basename(file.root))
@@ -449,16 +488,16 @@ def _by_folder(files: Sequence[SourceFile]) -> list[Source]:
             split, folders = _split_name(folders[0]), folders[1:]
         columns = {} if split is None else {"split": split}
         label = encode_name(folders[0]) if folders else None
-        sources.append(_of(file, label, columns))
-    return sources
+        yield _of(file, label, columns)
 
 
 def _split_name(folder: str) -> str | None:
     return split_of(folder) if re.fullmatch(r"[a-z]+", folder.lower()) else None
 
 
-def _by_rows(found: Sequence[SourceFile], rows: list[AnnotationRow], ignored: Counter[str]) -> list[Source]:
-    """Return the sources of annotation rows. Empties `rows` meanwhile, so that a list of millions is in memory once."""
+def _by_rows(found: Sequence[SourceFile], rows: Sequence[AnnotationRow], ignored: Counter[str]) -> Iterator[Source]:
+    """Yield the sources of annotation rows by id, each once, and count the files without a row as `ignored`."""
+    found = list(found)
     by_path = {"/".join(file.parts): file for file in found} | {file.id: file for file in found}
     by_path |= {file.path: file for file in found}
     queries = _distinguished_by_query(rows)
@@ -467,7 +506,7 @@ def _by_rows(found: Sequence[SourceFile], rows: list[AnnotationRow], ignored: Co
         for name in {file.parts[-1], os.path.splitext(file.parts[-1])[0]}:
             by_name.setdefault(name, []).append(file)
 
-    strip = _leading_folders_to_strip([row.name for row in rows if os.path.isabs(row.name)], by_path)
+    strip = _leading_folders_to_strip((row.name for row in rows if os.path.isabs(row.name)), by_path) if found else 0
 
     def look_up(name: str, label: str | None) -> SourceFile | None:
         if is_remote(name):
@@ -487,29 +526,35 @@ def _by_rows(found: Sequence[SourceFile], rows: list[AnnotationRow], ignored: Co
         same = [file for file in files if not wanted or wanted in (part.replace(" ", "_") for part in file.parts[:-1])]
         return (same or files)[0] if same or len(files) == 1 else None
 
-    sources: dict[str, Source] = {}
     used = set()
-    rows.reverse()
-    while rows:
-        row = rows.pop()
-        match, start, end = look_up(row.name, row.label), row.start, row.end
-        if match is not None and row.whole_name is not None:
-            start = end = None  # the file is already trimmed
-        elif match is None and row.whole_name is not None:
-            match = look_up(row.whole_name, row.label)
-        source = annotated_source(row, match, start, end)
-        known = sources.get(source.id)
-        if known is not None and (known.label, known.columns) != (source.label, source.columns):
+
+    def sources() -> Iterator[Source]:
+        for row in rows:
+            match, start, end = look_up(row.name, row.label), row.start, row.end
+            if match is not None and row.whole_name is not None:
+                start = end = None  # the file is already trimmed
+            elif match is None and row.whole_name is not None:
+                match = look_up(row.whole_name, row.label)
+            if match is not None and found:
+                used.add(match.path)
+            yield annotated_source(row, match, start, end)
+
+    differ = set()
+    for name, group in groupby(sort(sources(), BY_ID), BY_ID):
+        same = list(group)
+        if len(same) > 1 and any((a.label, a.columns) != (b.label, b.columns) for a, b in pairwise(same)):
+            differ.add(name)
+        yield same[-1]
+    known: dict[str, Source] = {}
+    for source in sources() if differ else ():
+        before = known.setdefault(source.id, source) if source.id in differ else source
+        if (before.label, before.columns) != (source.label, source.columns):
             raise UsageError(
-                f"source {encode_name(source.id)!r} has two annotations: {known.label!r} {dict(known.columns)!r} and"
+                f"source {encode_name(source.id)!r} has two annotations: {before.label!r} {dict(before.columns)!r} and"
                 f" {source.label!r} {dict(source.columns)!r}"
             )
-        sources[source.id] = source
-        if match is not None and found:
-            used.add(match.path)
     unused = [file.id for file in found if file.path not in used]
     ignored += Counter({_told("video without annotation", unused): len(unused)})  # drops zero counts
-    return list(sources.values())
 
 
 def _distinguished_by_query(rows: Sequence[AnnotationRow]) -> set[str]:
@@ -519,20 +564,20 @@ def _distinguished_by_query(rows: Sequence[AnnotationRow]) -> set[str]:
     """
     if not any("?" in row.name for row in rows):
         return set()
-    urls = {row.name for row in rows if is_remote(row.name)}
-    counts = Counter(public_path(url) for url in urls)
-    return {url for url in urls if counts[public_path(url)] > 1}
+    urls = sort(filter(is_remote, (row.name for row in rows)), public_path)
+    groups = (set(same) for _, same in groupby(urls, public_path))
+    return {url for same in groups if len(same) > 1 for url in same}
 
 
-def _leading_folders_to_strip(names: Sequence[str], known: Mapping[str, Any]) -> int:
+def _leading_folders_to_strip(names: Iterable[str], known: Mapping[str, Any]) -> int:
     """Return how many leading folders to strip from absolute names of a list made on another machine.
 
     One number for all names: the smallest that finds at least half as many files as the best one.
     """
-    split = [name.split("/") for name in names]
-    deepest = max(map(len, split), default=0)
-    found = [sum("/".join(parts[cut:]) in known for parts in split) for cut in range(deepest)]
-    return next((cut for cut, count in enumerate(found) if count and 2 * count >= max(found)), 0)
+    found = Counter[int]()
+    for parts in (name.split("/") for name in names):
+        found.update(cut for cut in range(len(parts)) if "/".join(parts[cut:]) in known)
+    return next((cut for cut in sorted(found) if 2 * found[cut] >= max(found.values())), 0)
 
 
 def annotated_source(row: AnnotationRow, file: SourceFile | None, start: float | None, end: float | None) -> Source:
@@ -540,16 +585,15 @@ def annotated_source(row: AnnotationRow, file: SourceFile | None, start: float |
     if file is None:
         problem = Reason.MISSING, "the annotations name it, but there is no such file"
         return Source(row.name, row.name, 0, row.label, row.columns, problem=problem)
-    whole = _of(file, row.label, row.columns)
-    if start is None and end is None:
-        return whole
-    name = f"{file.id}#{seconds_text(start)}-{seconds_text(end)}"
-    return replace(whole, id=name, start=start, end=end, parent=file.id)
+    found = _of(file, row.label, row.columns)
+    if start is not None or end is not None:
+        found.id = f"{file.id}#{seconds_text(start)}-{seconds_text(end)}"
+        found.start, found.end, found.parent = start, end, file.id
+    return found
 
 
 def _of(file: SourceFile, label: str | None, columns: Mapping[str, Any]) -> Source:
-    same: dict[str, Any] = {"problem": file.problem, "tag": file.tag, "inside": file.inside}
-    return Source(file.id, file.path, file.size, label, columns, **same)
+    return Source(file.id, file.path, file.size, label, columns, problem=file.problem, tag=file.tag, inside=file.inside)
 
 
 def seconds_text(time: float | None) -> str:
@@ -569,8 +613,8 @@ def _plain_key(source: Source) -> str:
     name = _stem(source.id)
     if source.parent is not None and source.id.startswith(f"{source.parent}#"):
         name = "_".join((_stem(source.parent), _milliseconds(source.start or 0), _milliseconds(source.end)))
-    key = re.sub(r"[^A-Za-z0-9_/-]", "_", name).strip("/")
-    key = re.sub(r"/{2,}", "/", key) or "_"
+    key = _NOT_IN_KEYS.sub("_", name).strip("/")
+    key = (re.sub("/{2,}", "/", key) if "//" in key else key) or "_"
     return key if KEY_PATTERN.match(key) else f"_{key[1:]}"
 
 

@@ -11,19 +11,20 @@ import ast
 import csv
 import datetime
 import decimal
-import io
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from itertools import zip_longest
+from typing import IO, Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastvid.errors import UsageError
 from fastvid.format.schema import check_unpacked
+from fastvid.sharding.sources.spool import Spool
 
 Record = dict[str, Any]
 """A row of a table by column; values may be nested."""
@@ -68,7 +69,7 @@ class Columns:
         """Return the table's column for one of fastvid's names."""
         return self.sources.get(name, name)
 
-    def rows(self, records: Sequence[NumberedRecord]) -> list[NumberedRecord]:
+    def rows(self, records: Iterable[NumberedRecord]) -> Sequence[NumberedRecord]:
         """Return one row for each segment of each record, with renamed columns; other columns keep their names.
 
         A record has segments if its column ``segments``, ``start`` or ``end`` is a list. Then start, end, caption,
@@ -77,35 +78,38 @@ class Columns:
         list. The fields of segments that are objects become columns, which may be renamed as well.
         """
         made, missing = self._renamed(records, self.sources)
-        made = [(number, row) for number, record in made for row in self._segments(number, record)]
+        made = ((number, row) for number, record in made for row in self._segments(number, record))
         made, missing = self._renamed(made, missing)
+        rows = made if isinstance(made, Spool) else Spool(made)
         absent = next((name for name in missing if name not in self.optional), None)
-        if absent is not None and made:
-            known = ", ".join(map(str, dict.fromkeys(name for _, row in made[:100] for name in row)))
+        if absent is not None and rows:
+            known = ", ".join(map(str, dict.fromkeys(name for _, row in rows[:100] for name in row)))
             raise UsageError(f"table has no column {missing[absent]!r}", hint=f"name one of its columns {known}")
-        return made
+        return rows
 
     def _renamed(
-        self, records: Sequence[NumberedRecord], sources: Mapping[str, str]
-    ) -> tuple[list[NumberedRecord], dict[str, str]]:
+        self, records: Iterable[NumberedRecord], sources: Mapping[str, str]
+    ) -> tuple[Iterable[NumberedRecord], dict[str, str]]:
         """Return the records with renamed columns; and of `sources`, the names whose column no record has."""
         found: set[str] = set()
-        made = []
-        for number, record in records if sources else ():
-            values = {name: _reach(record, source) for name, source in sources.items()}
-            values = {name: value for name, value in values.items() if value is not _MISSING}
-            replaced = {sources[name] for name in values}
-            row = {name: value for name, value in record.items() if name not in replaced}
-            if taken := next((name for name in values if name in row), None):
-                raise UsageError(
-                    f"column {taken!r} exists, and {sources[taken]!r} cannot take its name",
-                    row=number,
-                    hint=f"rename it too: {taken}={sources[taken]},old_{taken}={taken}",
-                )
-            found |= values.keys()
-            made.append((number, row | values))
-        left = {name: source for name, source in sources.items() if name not in found}
-        return made if sources else list(records), left
+
+        def rename() -> Iterator[NumberedRecord]:
+            for number, record in records:
+                values = {name: _reach(record, source) for name, source in sources.items()}
+                values = {name: value for name, value in values.items() if value is not _MISSING}
+                replaced = {sources[name] for name in values}
+                row = {name: value for name, value in record.items() if name not in replaced}
+                if taken := next((name for name in values if name in row), None):
+                    raise UsageError(
+                        f"column {taken!r} exists, and {sources[taken]!r} cannot take its name",
+                        row=number,
+                        hint=f"rename it too: {taken}={sources[taken]},old_{taken}={taken}",
+                    )
+                found.update(values)
+                yield number, row | values
+
+        made = Spool(rename()) if sources else records
+        return made, {name: source for name, source in sources.items() if name not in found}
 
     def _segments(self, number: int, record: Record) -> Iterator[Record]:
         given = as_list(record.get(SEGMENTS))
@@ -195,37 +199,40 @@ _INT64: Final = 1 << 63
 _CLOCK: Final = re.compile(r"(?:(\d+):)?(\d+):([0-5]?\d(?:\.\d*)?)", re.ASCII)
 
 
-def read_text_rows(text: str, *, whole: bool = False) -> list[dict[str, str]]:
-    """Read the rows of a CSV as text; fields missing at the end of a row are empty, or an error if `whole`."""
-    reader = csv.reader(io.StringIO(text))
+def read_text_rows(text: Iterable[str], *, whole: bool = False) -> Iterable[dict[str, str]]:
+    """Read the rows of a CSV, given by line; fields missing at the end of a row are empty, or an error if `whole`."""
+    reader = csv.reader(text)
     try:
-        lines = [(reader.line_num, fields) for fields in reader if fields]
+        lines = Spool((reader.line_num, fields) for fields in reader if fields)
     except csv.Error as error:
         raise UsageError(
             f"CSV does not parse: {error}", row=reader.line_num, hint="check the quotes of its fields"
         ) from error
-    if not lines:
-        return []
-    header = lines[0][1]
+    header = lines[0][1] if lines else []
     if double := next((name for name in header if header.count(name) > 1), None):
         raise UsageError(f"duplicate column {double!r}", row=1, hint="rename or delete one of the columns")
-    rows = []
-    for number, fields in lines[1:]:
+    for number, fields in lines:
         if len(fields) > len(header) or (whole and len(fields) < len(header)):
             few = "more" if len(fields) > len(header) else "fewer"
             raise UsageError(f"row has {few} fields than the header", row=number, hint="quote fields with a comma")
-        rows.append(dict(zip(header, fields + [""] * (len(header) - len(fields)), strict=True)))
-    return rows
+    return Spool(dict(zip_longest(header, fields, fillvalue="")) for _, fields in lines[1:])
 
 
-def read_rows(text: str, *, text_columns: Collection[str], whole: bool = False) -> list[dict[str, Any]]:
-    """Read the rows of a CSV, see `read_text_rows`."""
-    rows: list[dict[str, Any]] = [dict(row) for row in read_text_rows(text, whole=whole)]
-    for name in rows[0] if rows else ():
-        if name not in text_columns:
-            for row, value in zip(rows, _typed([row[name] for row in rows]), strict=True):
-                row[name] = value
-    return rows
+def read_rows(text: Iterable[str], *, text_columns: Collection[str], whole: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a CSV, see `read_text_rows`.
+
+    A column is of integers, else of numbers, else of text, by all its fields; empty fields become None.
+    """
+    rows, kinds = read_text_rows(text, whole=whole), dict[str, list[Callable[[str], Any]]]()
+    for row in rows:
+        for name, value in row.items():
+            left = kinds.setdefault(name, [] if name in text_columns else list(_KINDS))
+            if left and value:
+                left[:] = [kind for kind in left if _KINDS[kind](value)]
+    for row in rows:
+        typed = {name: left[0](row[name]) if row[name] else None for name, left in kinds.items() if left}
+        texts = {name: row[name] or None for name, left in kinds.items() if not left and name not in text_columns}
+        yield row | typed | texts
 
 
 def read_objects(text: str, inside: str | None = None) -> list[NumberedRecord]:
@@ -246,41 +253,40 @@ def read_objects(text: str, inside: str | None = None) -> list[NumberedRecord]:
     return list(enumerate(found, 1))
 
 
-def read_lines(text: str) -> list[NumberedRecord]:
-    """Read JSON Lines: one object per line; empty lines are skipped."""
-    records = []
-    for number, line in enumerate(text.split("\n"), 1):  # splitlines would split at U+2028 too, which JSON may contain
+def read_lines(text: Iterable[str]) -> Iterator[NumberedRecord]:
+    """Yield the objects of JSON Lines, given by line; empty lines are skipped."""
+    for number, line in enumerate(text, 1):
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = json.loads(line.removesuffix("\n"))
         except (ValueError, RecursionError) as error:
             raise UsageError(
                 f"line is not JSON: {error}", row=number, hint="write one JSON object per line, or use json: for a list"
             ) from error
         if not isinstance(record, dict):
             raise UsageError("line is not a JSON object", row=number, hint="write one JSON object per line")
-        records.append((number, record))
-    return records
+        yield number, record
 
 
-_AT_ONCE: Final = 1 << 14
+_AT_ONCE, _BUFFER_BYTES = 1 << 12, 1 << 20
 _MANY_ROWS, _ROWS_PER_BYTE = 2_000_000, 30  # a file with more rows than both is refused: they cannot all differ
 
 
-def read_parquet(data: bytes) -> Iterator[list[NumberedRecord]]:
-    """Yield the rows of a Parquet file, some thousands at once."""
+def read_parquet(file: IO[bytes]) -> Iterator[NumberedRecord]:
+    """Yield the rows of a Parquet file."""
     first = 1
     try:
-        with pq.ParquetFile(pa.BufferReader(data)) as found:
+        data = pa.PythonFile(file, "r")
+        with file, pq.ParquetFile(data, buffer_size=_BUFFER_BYTES, pre_buffer=False) as found:
             rows, names = found.metadata.num_rows, found.schema_arrow.names
-            if rows > _MANY_ROWS and rows > _ROWS_PER_BYTE * len(data):
-                raise UsageError(f"Parquet file of {len(data):,} bytes has {rows:,} rows, which name no videos")
+            if rows > _MANY_ROWS and rows > _ROWS_PER_BYTE * data.size():
+                raise UsageError(f"Parquet file of {data.size():,} bytes has {rows:,} rows, which name no videos")
             if len(set(names)) < len(names):
                 raise UsageError("duplicate column in the Parquet file", hint="rename or delete one of the columns")
-            check_unpacked(pa.BufferReader(data), found)
-            for batch in found.iter_batches(_AT_ONCE):
-                yield list(enumerate(batch.to_pylist(), first))
+            check_unpacked(data, found)
+            for batch in found.iter_batches(_AT_ONCE, use_threads=False):
+                yield from enumerate(batch.to_pylist(), first)
                 first += batch.num_rows
     except (pa.ArrowException, OSError) as error:
         raise UsageError(f"Parquet does not parse: {error}", hint="check that the file is complete") from error
@@ -344,16 +350,18 @@ def seconds_of(value: Any, name: str, row: int) -> float | None:
     return seconds
 
 
-def _typed(values: Sequence[str]) -> Sequence[Any]:
-    """Convert a column to integers, else to floats, else leave text; empty fields become None."""
-    given = [value for value in values if value]
-    if all(_INTEGER.fullmatch(value) and -_INT64 <= int(value) < _INT64 for value in given):
-        return [int(value) if value else None for value in values]
+def _is_integer(text: str) -> bool:
+    return _INTEGER.fullmatch(text) is not None and -_INT64 <= int(text) < _INT64
+
+
+def _is_number(text: str) -> bool:
     # Integers of more than 64 bits are identifiers, which a float would round.
-    numbers = all(_NUMBER.fullmatch(value) and any(map(str.isdigit, value)) for value in given)
-    if numbers and not any(len(value) > 18 and value.lstrip("-").isdigit() for value in given):
-        return [float(value) if value else None for value in values]
-    return [value or None for value in values]
+    is_long = len(text) > 18 and text.lstrip("-").isdigit()
+    return not is_long and _NUMBER.fullmatch(text) is not None and any(map(str.isdigit, text))
+
+
+_KINDS: Final[Mapping[Callable[[str], Any], Callable[[str], bool]]] = {int: _is_integer, float: _is_number}
+"""Types of a CSV's columns, and whether a field may be of it; the first that all fields may be of is taken."""
 
 
 MAX_LABEL: Final = 999_999
@@ -365,7 +373,7 @@ RESERVED: Final = "__"
 """Prefix of the columns that fastvid computes when it reads annotations."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # see `fastvid.sharding.sources.sources.Source`
 class AnnotationRow:
     """One line of an annotation file.
 
@@ -395,7 +403,7 @@ class AnnotationRow:
 class Annotations:
     """The rows of annotation files, and class names ordered by label."""
 
-    rows: tuple[AnnotationRow, ...]
+    rows: Sequence[AnnotationRow]
     classes: tuple[str, ...]
 
 
@@ -432,12 +440,12 @@ def class_order(rows: Sequence[AnnotationRow]) -> tuple[str, ...]:
     return tuple(str(number) for number in range(max(map(int, found)) + 1))
 
 
-def check_rows(rows: Sequence[AnnotationRow]) -> None:
+def check_rows(rows: Iterable[AnnotationRow]) -> None:
     """Raise a UsageError for the first row with a value that cannot be stored."""
     for row in rows:
         for name, value in (("label", row.label), *row.columns.items()):
             if name.startswith(RESERVED):
                 raise UsageError(f"column {name!r} has a reserved name", hint=f"rename it: {RESERVED} is ours")
             for text in (name, *(value if isinstance(value, list) else [value])):
-                if isinstance(text, str) and _NOT_UNICODE.search(text):
+                if isinstance(text, str) and not text.isascii() and _NOT_UNICODE.search(text):
                     raise UsageError(f"column {name!r} is not UTF-8: {text!r}", hint="save it as UTF-8", **row.where)

@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -41,6 +40,7 @@ _KINDS: Final = {
     "txt": "caption", "text": "caption", "caption": "caption",
 }  # fmt: skip
 """Kind of a member with text (label, caption or JSON fields), by the end of its name."""
+_AT_ONCE: Final = 1 << 12  # sources whose annotations are in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,9 +364,8 @@ def gather_sources(
     if columns and not specs and kind != "tables":
         raise UsageError("columns are named, but there are no annotations", hint="give a table with --annotations")
     if kind is None:
-        # Keep no reference to the rows here, because `find_sources` frees them one by one.
-        read = partial(read_annotations, specs, class_names, columns=columns)
-        return _storable(find_sources(paths, read() if specs else None, follow_links=follow_links, rate=rate))
+        rows = read_annotations(specs, class_names, columns=columns) if specs else None
+        return _storable(find_sources(paths, rows, follow_links=follow_links, rate=rate))
     _check_alone(kind, kinds[kind], paths, annotated=bool(specs))
     if kind == "datasets":
         return _storable(dataset_sources(paths))
@@ -392,7 +391,8 @@ def _check_alone(kind: str, some: Sequence[str], paths: Sequence[str], *, annota
 def _storable(found: SourceList) -> SourceList:
     """Return the sources if their annotations can be stored as a table; raise UsageError now, not after encoding."""
     try:
-        annotation_table([source.columns for source in found.sources])
+        for start in range(0, len(found.sources), _AT_ONCE):
+            annotation_table([source.columns for source in found.sources[start : start + _AT_ONCE]])
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise UsageError(f"annotations cannot be stored: {error}", hint="check their columns") from error
     return found

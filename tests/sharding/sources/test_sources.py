@@ -1,7 +1,10 @@
 """Finding videos, and assigning their keys."""
 
 import os
+import tracemalloc
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +13,8 @@ from fastvid.errors import UsageError
 from fastvid.format.schema import check_key
 from fastvid.media.reasons import Reason
 from fastvid.runtime.names import decode_name, encode_name
+from fastvid.sharding.job.plan import list_identity, plan_shards
+from fastvid.sharding.sources import spool, tables, tars
 from fastvid.sharding.sources.sources import MAX_SOURCE_KEY_BYTES, Source, assign_keys, find_sources
 from fastvid.sharding.sources.tables import AnnotationRow, Annotations
 
@@ -213,3 +218,27 @@ def test_no_video_raises_and_lists_the_ignored_files(tmp_path):
         find_sources([str(tmp_path)])
     with pytest.raises(UsageError, match="does not exist"):
         find_sources([str(tmp_path / "absent")])
+
+
+def test_a_long_list_of_videos_takes_as_little_memory_as_a_short_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(spool, "_BLOCK", 16)
+    for module, name in ((spool, "_RUN"), (tables, "_AT_ONCE"), (tars, "_AT_ONCE")):
+        monkeypatch.setattr(module, name, 300)
+
+    def peak(count, use):
+        rows = [{"path": f"s3://bucket/{i % 70}/video {i}.mp4", "label": f"{i % 9}", "n": i} for i in range(count)]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "list.parquet")
+        del rows
+        tracemalloc.start()
+        found = tars.gather_sources([], f"parquet:{tmp_path}/list.parquet")
+        list_identity(found, ((one.id, one.key) for one in found.tried), seed=0, samples_per_shard=100)
+        shards = plan_shards(found.tried, samples=100)
+        assert sum(map(len, shards)) == len(use(found.sources)) == count
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size
+
+    peak(10, list)  # imports and caches
+    short, long, objects = peak(1000, lambda found: found), peak(4000, lambda found: found), peak(4000, list)
+    assert objects > 2 * long, "objects in memory would be seen"
+    assert long - short < (objects - long) / 4
