@@ -11,7 +11,7 @@ from fastvid.sharding.job.job import run_job, transcode_dataset
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage, open_storage
 from tests.datasets import recommit
-from tests.sharding.shardtools import copy_files, make, tars
+from tests.sharding.shardtools import copy_files, ffmpeg, make, tars
 
 SMALL = PROFILES["intra"].changed(short_side=64)
 TINY = PROFILES["intra"].changed(short_side=32)
@@ -27,9 +27,10 @@ c.mp4,rest,,,val,nothing
 def old(tmp_path_factory):
     """Four samples with sound of four classes, of which one has no sample, in two shards."""
     folder = tmp_path_factory.mktemp("old")
-    sound = ("-f", "lavfi", "-i", "sine=frequency=440:sample_rate=16000:duration=0.8", "-c:a", "aac")
+    sound = ["-f", "lavfi", "-i", "sine=frequency=440:sample_rate=16000:duration=0.8", "-c:v", "copy", "-c:a", "aac"]
+    (folder / "raw").mkdir()
     for name in ("a b", "b", "c"):
-        make(folder / "raw" / f"{name}.mp4", *sound, "-pix_fmt", "yuv420p")
+        ffmpeg("-i", str(make(folder / "plain.mp4")), *sound, str(folder / "raw" / f"{name}.mp4"))
     (folder / "rows.csv").write_text(ROWS)
     options = {"annotations": f"csv:{folder / 'rows.csv'}", "profile": SMALL, "audio": "copy"}
     run_job(str(folder / "raw"), folder / "out", samples_per_shard=2, workers=1, **options)
