@@ -101,8 +101,8 @@ def test_unreadable_file_with_many_clips_is_one_failure(tmp_path):
         unreadable = Outcome(0, reason=Reason.UNREADABLE, transient=True)
         detector.add_outcome(Source(name, str(tmp_path / f"{file}.mp4")), unreadable)
 
-    for number in range(MOST_IN_A_ROW):
-        for file in ("a", "b"):
+    for file in ("a", "b"):
+        for number in range(MOST_IN_A_ROW):
             fail(f"{file}{number}", file)
     for number in range(MOST_IN_A_ROW - 3):
         fail(f"c{number}", f"c{number}")
