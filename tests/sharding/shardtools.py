@@ -9,8 +9,10 @@ import struct
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Callable
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -22,9 +24,39 @@ from fastvid.sharding.encode.profiles import PROFILES, Profile, Settings
 from fastvid.sharding.encode.transcode import transcode
 from fastvid.sharding.work.encode import encode_clips
 from fastvid.sharding.work.tasks import Outcome, SourceTask
+from fastvid.storage import Storage
 from tests import forks
 
 REPOSITORY = Path(__file__).parents[2]
+
+SMALL = PROFILES["compact"].changed(short_side=64)
+
+X264 = ["-c:v", "libx264", "-preset", "veryfast", "-crf", "12", "-g", "24", "-sc_threshold", "0", "-bf", "3"]
+FRONT = ["-movflags", "+faststart"]
+_FIELDS = ["-vf", "fieldorder=tff", "-flags", "+ildct+ilme", "-x264-params", "tff=1"]
+_VARIABLE = ["-vf", r"setpts='(N*N/400+N)/(25*TB)'", *X264]
+# What the fixture `film` makes: suffix and options. In the first nine decoding may begin at a key frame.
+FILMS: dict[str, tuple[str, list[str]]] = {
+    "mp4": ("mp4", [*X264, *FRONT]),
+    "mp4-fragments": ("mp4", [*X264, "-movflags", "frag_keyframe+empty_moov"]),
+    "mkv": ("mkv", X264),
+    "late": ("mkv", [*X264, "-output_ts_offset", "5"]),
+    "edit-list": ("mp4", X264),
+    "webm": ("webm", ["-c:v", "libvpx-vp9", "-cpu-used", "8", "-b:v", "1M", "-g", "24", "-lag-in-frames", "16"]),
+    "hevc": ("mp4", ["-c:v", "libx265", "-x265-params", "log-level=none:open-gop=0:keyint=24:scenecut=0", *FRONT]),
+    "variable": ("mkv", _VARIABLE),
+    "gaps": ("mp4", ["-vf", r"setpts='(N+floor(N/40)*3)/(25*TB)'", *X264]),
+    "ts": ("ts", X264),
+    "avi": ("avi", X264),
+    "mpeg": ("mpg", ["-c:v", "mpeg2video", "-b:v", "4M", "-bf", "2", "-g", "24"]),
+    "mpeg4": ("avi", ["-c:v", "mpeg4", "-q:v", "3", "-g", "24"]),
+    "raw": ("h264", X264),
+    "open-groups": ("mp4", [*X264, "-x264-params", "open-gop=1", *FRONT]),
+    "interlaced": ("mp4", [*_FIELDS, *X264, *FRONT]),
+    "reordered": ("mp4", [*X264, "-x264-params", "b-adapt=0:b-pyramid=normal", *FRONT]),
+    "refresh": ("mp4", [*X264, "-x264-params", "intra-refresh=1:bframes=0", *FRONT]),
+    "variable-mp4": ("mp4", [*_VARIABLE, *FRONT]),
+}
 
 # A filter that tags pictures as HDR10.
 HDR = "setparams=color_primaries=bt2020:color_trc=smpte2084:colorspace=bt2020nc"
@@ -39,11 +71,20 @@ def ffmpeg(*arguments: str, data: bytes | None = None) -> None:
 
 
 def make(path: Path, *options: str, size: str = "96x64", frames: int = 20, rate: str = "25") -> Path:
-    """A test pattern that moves, as a file."""
+    """A test pattern that moves, as a file; each kind is encoded once in a session. Options may have more inputs."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    source = ["-f", "lavfi", "-i", f"testsrc2=size={size}:rate={rate}", "-frames:v", str(frames)]
-    ffmpeg(*source, *(options or ("-pix_fmt", "yuv420p", "-preset", "veryfast")), str(path))
+    options = options or ("-pix_fmt", "yuv420p", "-preset", "veryfast")
+    inputs = max((place + 2 for place, word in enumerate(options) if word == "-i"), default=0)
+    source = ("-f", "lavfi", "-i", f"testsrc2=size={size}:rate={rate}", *options[:inputs], "-frames:v", str(frames))
+    path.write_bytes(_made(*source, *options[inputs:], suffix=path.suffix))
     return path
+
+
+@cache
+def _made(*arguments: str, suffix: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        ffmpeg(*arguments, f"{folder}/made{suffix}")
+        return Path(f"{folder}/made{suffix}").read_bytes()
 
 
 def tar_of(path, members):
@@ -120,6 +161,25 @@ def command(
 def tars(folder: Path) -> dict[str, str]:
     """SHA-256 of every tar of a dataset."""
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.tar"))}
+
+
+def content(dataset, key: str) -> bytes:
+    """The bytes of a sample's video in its tar."""
+    (shard,), (row,) = dataset.locate([dataset.find(key)])
+    shard = dataset.shard(int(shard))
+    start, size = shard.member(int(row))
+    return bytes(shard.storage.map(shard.data)[start : start + size])
+
+
+def copy_files(source: Storage, target: Storage) -> None:
+    """Write all files of a store into another one."""
+    for name in source.list():
+        target.write(name, source.read(name))
+
+
+def contents(store: Storage) -> dict[str, bytes]:
+    """All files of a store, by name."""
+    return {name: store.read(name) for name in store.list()}
 
 
 def ledger(folder: Path) -> list[dict]:

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from fastvid.cli.main import main
-from fastvid.errors import JobError, UsageError
+from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import read_generation
 from fastvid.media.ffmpeg import find_ffmpeg
@@ -26,7 +26,6 @@ from tests.storage.faulty import FaultyServer
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """Videos of two classes, a broken one, and the dataset made of them."""
     folder = tmp_path_factory.mktemp("base")
     make(folder / "videos/jump/a.mp4", frames=9)
     make(folder / "videos/run/b.mp4", frames=10)
@@ -98,22 +97,18 @@ def test_rejected_sources_are_retried_on_request(place, capsys):
     assert rows == {"jump/a.mp4": "packed", "run/b.mp4": "packed", "run/broken.mp4": "packed"}
 
 
-def test_another_file_under_a_known_name_is_refused_or_renamed(place):
+def test_another_file_under_a_known_name_is_refused_or_renamed(place, base):
     store = LocalStorage(place / "data")
     make(place / "more/jump/a.mp4", frames=14)
+    # A known file is recognised under another name, by its path in the ledger.
+    done = add_sources(store.url, str(base / "videos/jump"), workers=1)
+    assert (done.known, done.report.packed) == (1, 0)
     with pytest.raises(UsageError, match=r"'jump/a\.mp4' is in the dataset already, from another file"):
         add_sources(store.url, str(place / "more"), workers=1)
     done = add_sources(store.url, str(place / "more"), prefix="jump", workers=1)
     assert done.report.packed == 1
     assert ids(store) == ["jump/a.mp4", "jump/jump/a.mp4", "run/b.mp4"]
     assert len(set(Dataset(store.url).keys.to_pylist())) == 3
-
-
-def test_known_file_is_recognised_under_another_name(base, tmp_path):
-    # The paths must be those of the ledger, so the dataset is copied and the videos are not.
-    shutil.copytree(base / "data", tmp_path / "data")
-    done = add_sources(str(tmp_path / "data"), str(base / "videos/jump"), workers=1)
-    assert (done.known, done.report.packed) == (1, 0)
 
 
 def test_videos_of_a_list_of_urls_are_known_by_their_url_without_fragment(tmp_path):
@@ -213,12 +208,6 @@ def test_videos_that_left_their_folder_go_unless_they_are_most(place, capsys):
     assert ids(store) == ["c.mp4", "jump/a.mp4"], "a video that came back is added again"
 
 
-def test_nothing_is_written_where_there_is_no_dataset(tmp_path):
-    make(tmp_path / "videos/a.mp4", frames=9)
-    assert main(["add", str(tmp_path / "data"), str(tmp_path / "videos")]) == 1
-    assert not (tmp_path / "data").exists()
-
-
 def test_a_changed_file_that_is_broken_takes_its_samples_along(place, capsys):
     store, video = LocalStorage(place / "data"), place / "videos/jump/a.mp4"
     table = read_ledger(store)[0].to_pylist()
@@ -229,18 +218,9 @@ def test_a_changed_file_that_is_broken_takes_its_samples_along(place, capsys):
     assert ids(store) == ["run/b.mp4"]
 
 
-def test_used_key_is_not_reused(place):
-    # "jump/a.mp4" has the key jump/a; a file named like that key, without extension, would have it too.
-    store = LocalStorage(place / "data")
-    make(place / "videos/jump/a.mkv", frames=14)
-    make(place / "videos/jump/a/x.mp4", frames=15)
-    add_sources(store.url, str(place / "videos"), workers=1)
-    keys = Dataset(store.url).keys.to_pylist()
-    assert len(set(keys)) == 4
-    assert not [key for key in keys for other in keys if other.startswith(f"{key}/")]
-
-
-def test_no_generation_is_made_if_all_new_sources_are_rejected(place):
+def test_nothing_is_written_without_a_dataset_or_a_new_sample(place, tmp_path):
+    assert main(["add", str(tmp_path / "none"), str(place / "videos")]) == 1
+    assert not (tmp_path / "none").exists()
     store = LocalStorage(place / "data")
     (place / "videos/run/text.mp4").write_text("no video")
     done = add_sources(store.url, str(place / "videos"), workers=1)
@@ -250,49 +230,32 @@ def test_no_generation_is_made_if_all_new_sources_are_rejected(place):
 
 
 def test_number_labels_are_class_indices(place):
-    store = LocalStorage(place / "data")
+    store, labels = LocalStorage(place / "data"), place / "list.txt"
     make(place / "new/c.mp4", frames=9)
-    for label, message in ((7, "unknown class '7'"), (1, None)):
-        (place / "list.txt").write_text(f"c.mp4 {label}\n")
-        arguments = {"annotations": f"list:{place / 'list.txt'}", "workers": 1}
-        if message is None:
-            add_sources(store.url, str(place / "new"), **arguments)
-        else:
-            with pytest.raises(UsageError, match=message):
-                add_sources(store.url, str(place / "new"), **arguments)
+    labels.write_text("c.mp4 7\n")
+    with pytest.raises(UsageError, match="unknown class '7'"):
+        add_sources(store.url, str(place / "new"), annotations=f"list:{labels}", workers=1)
+    labels.write_text("c.mp4 1\n")
+    add_sources(store.url, str(place / "new"), annotations=f"list:{labels}", workers=1)
     now = Dataset(store.url)
-    assert now.classes == ("jump", "run")
-    assert now.labels[now.find("c")] == 1
+    assert (now.classes, now.labels[now.find("c")]) == (("jump", "run"), 1)
 
 
-def test_another_build_of_ffmpeg_is_refused_until_it_is_allowed(place, monkeypatch):
-    from dataclasses import replace
-
-    from fastvid.sharding.change import add
-
-    store = LocalStorage(place / "data")
-    make(place / "videos/jump/c.mp4", frames=9)
-    other = replace(find_ffmpeg(), version="99.0")
-    monkeypatch.setattr(add, "find_ffmpeg", lambda: other)
-    with pytest.raises(JobError, match=r"another build of ffmpeg: version was .* and is '99\.0'"):
-        add_sources(store.url, str(place / "videos"), workers=1)
-    add_sources(store.url, str(place / "videos"), workers=1, allow_encoder_change=True)
-    assert [shard.encoder["version"] for shard in read_generation(store)[1].shards] == [find_ffmpeg().version, "99.0"]
-
-
-def test_unfinished_addition_resumes_with_another_build_when_allowed(place, tmp_path):
+def test_another_build_of_ffmpeg_is_refused_until_it_is_allowed(place, tmp_path):
     store = LocalStorage(place / "data")
     make(place / "videos/jump/c.mp4", frames=11)
     make(place / "videos/run/d.mp4", frames=12)
-    version = find_ffmpeg().version
+    version, other = find_ffmpeg().version, other_build(tmp_path / "ffmpeg")
 
     def run(*options, **variables):
         arguments = ["add", store.url, place / "videos", "--workers", "1", "--samples-per-shard", "1", *options]
         done = forks.fastvid(*arguments, **variables)
         return done.returncode, done.stderr
 
+    code, said = run(FASTVID_FFMPEG=other)
+    assert code == 1
+    assert f"another build of ffmpeg: version was {version!r} and is 'other-{version}'" in said
     assert run(fault="ledger:2")[0] == -9
-    other = other_build(tmp_path / "ffmpeg")
     code, said = run("--allow-encoder-change", "--seed", "1", FASTVID_FFMPEG=other)
     assert code == 1
     assert "the unfinished addition here has encoder." in said

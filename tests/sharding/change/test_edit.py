@@ -1,31 +1,32 @@
-"""Changes of a dataset: removal, new labels, compaction, garbage collection, and concurrent changes."""
+"""Changes of a dataset: removal, labels, compaction, garbage collection, concurrent changes, and their history."""
 
 import io
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
 
+import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import ConflictError, JobError, StorageError, UsageError
+from fastvid.format import generations, reason
 from fastvid.format.dataset import Dataset, change
-from fastvid.format.generations import (
-    read_generation,
-    read_head,
-)
+from fastvid.format.generations import read_generation, read_head
+from fastvid.format.reason import because
 from fastvid.format.shard import Shard
 from fastvid.format.tar import read_members
 from fastvid.runtime.processes import namespace
 from fastvid.sharding.change.edit import match_annotations, read_labels, relabel_samples, remove_samples
-from fastvid.sharding.change.history import collect_garbage, find_garbage
+from fastvid.sharding.change.history import collect_garbage, find_garbage, list_generations
 from fastvid.sharding.change.repack import compact_shards
 from fastvid.sharding.sources.tables import AnnotationRow, Annotations
-from fastvid.storage import LocalStorage
+from fastvid.storage import LocalStorage, open_storage
+from tests import forks
 from tests.datasets import make_clip, pack, recommit
+from tests.sharding.shardtools import contents, copy_files
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +45,6 @@ def keys(store, **options):
     return Dataset(store.url, **options).keys.to_pylist()
 
 
-def contents(store):
-    """Return every file of the folder that belongs to a dataset, by name."""
-    return {name: store.read(name) for name in store.list()}
-
-
 def members(store, stem):
     view = store.map(f"{stem}.tar")
     return {m.name: bytes(view[m.offset : m.offset + m.size]) for m in read_members(view)}
@@ -65,6 +61,11 @@ class TestRemove:
         assert keys(store, generation=1) == [f"c/{n}" for n in range(9)]
         after = contents(store)
         assert all(after[name] == before[name] for name in before if name != "dataset.json")
+        # Again it makes no new generation.
+        done = remove_samples(store, ["c/1"])
+        assert (done.generation, done.removed, done.already) == (2, 0, 1)
+        assert contents(store) == after
+        assert remove_samples(store, ["c/1", "c/2"]) == type(done)(3, 1, 1)
 
     def test_is_all_or_nothing_when_a_key_is_unknown(self, store):
         before = contents(store)
@@ -73,14 +74,6 @@ class TestRemove:
         with pytest.raises(UsageError, match="no key"):
             remove_samples(store, [])
         assert contents(store) == before
-
-    def test_removing_twice_makes_no_new_generation(self, store):
-        remove_samples(store, ["c/1"])
-        before = contents(store)
-        done = remove_samples(store, ["c/1"])
-        assert (done.generation, done.removed, done.already) == (2, 0, 1)
-        assert contents(store) == before
-        assert remove_samples(store, ["c/1", "c/2"]) == type(done)(3, 1, 1)
 
     def test_all_samples_can_be_removed(self, store):
         remove_samples(store, [f"c/{n}" for n in range(9)])
@@ -100,33 +93,25 @@ class TestRelabel:
         assert now.column("split").to_pylist()[:3] == ["val", "val", "test"]
         assert Dataset(store.url, generation=1).labels.tolist() == [0, 1, 0, 1, 0, 1, 0, 1, 0]
 
-    def test_new_column_is_null_for_unnamed_samples(self, store):
-        relabel_samples(store, {"c/3": {"caption": "a box"}, "c/4": {"weight": 2.5}})
+    def test_new_column_is_null_for_unnamed_samples_and_keeps_its_type(self, store):
+        relabel_samples(store, {"c/3": {"caption": "a box"}, "c/4": {"weight": 2}})
         now = Dataset(store.url)
         assert now.column("caption").to_pylist() == [None] * 3 + ["a box"] + [None] * 5
-        assert Dataset(store.url, where="weight > 2").keys.to_pylist() == ["c/4"]
-
-    @pytest.mark.parametrize("rows", [{}, {"c/0": {}}, {"c/0": {"num_frames": 3}}, {"c/9": {"label": "left"}}])
-    def test_invalid_changes_are_refused(self, store, rows):
-        with pytest.raises(UsageError):
-            relabel_samples(store, rows)
-        assert read_head(store).generation == 1
-
-    def test_a_value_of_another_type_is_refused(self, store):
-        relabel_samples(store, {"c/0": {"weight": 1}})
+        assert Dataset(store.url, where="weight > 1").keys.to_pylist() == ["c/4"]
         with pytest.raises(UsageError, match="do not have its type int64"):
             relabel_samples(store, {"c/1": {"weight": "heavy"}})
 
-    def test_same_values_make_no_new_generation(self, store):
+    def test_invalid_changes_are_refused_and_same_values_make_no_generation(self, store):
+        for rows in ({}, {"c/0": {}}, {"c/0": {"num_frames": 3}}, {"c/9": {"label": "left"}}):
+            with pytest.raises(UsageError):
+                relabel_samples(store, rows)
         assert relabel_samples(store, {"c/0": {"label": "left"}}).columns == ()
         assert read_head(store).generation == 1
 
     def test_csv_is_parsed_to_rows(self, tmp_path):
         text = 'key,label,split,weight\nc/0,right,,1\n"c/1",left,"a,b",2\n'
-        file = tmp_path / "new.csv"
-        file.write_bytes(text.encode("utf-8-sig"))
-        rows = read_labels(str(file))
-        assert rows == {
+        (tmp_path / "new.csv").write_text(text, encoding="utf-8-sig")
+        assert read_labels(str(tmp_path / "new.csv")) == {
             "c/0": {"label": "right", "split": None, "weight": 1},
             "c/1": {"label": "left", "split": "a,b", "weight": 2},
         }
@@ -159,22 +144,19 @@ class TestCompact:
         remove_samples(store, ["c/1", "c/6", "c/7", "c/8"])
         before, old = contents(store), members(store, "data-000000")
         done = compact_shards(store)
-        assert done.generation == 3
         assert done.rewritten == {"data-000000": "data-000000-2", "data-000002": None}
-        assert done.samples == 4
+        assert (done.generation, done.samples) == (3, 4)
         assert all(contents(store)[name] == data for name, data in before.items() if name != "dataset.json")
-        generation = read_generation(store)[1]
-        assert [shard.name for shard in generation.shards] == ["data-000000-2", "data-000001"]
-        assert generation.shards[0].profile == {"name": "compact"}
+        shards = read_generation(store)[1].shards
+        assert [shard.name for shard in shards] == ["data-000000-2", "data-000001"]
+        assert shards[0].profile == {"name": "compact"}
         new = members(store, "data-000000-2")
-        assert {name: new[name] for name in new if name.endswith(".mp4")} == {
-            name: data for name, data in old.items() if name.endswith(".mp4") and not name.startswith("c/1.")
-        }
+        videos = {name: data for name, data in old.items() if name.endswith(".mp4") and not name.startswith("c/1.")}
+        assert {name: new[name] for name in new if name.endswith(".mp4")} == videos
         now = Dataset(store.url)
         assert now.keys.to_pylist() == ["c/0", "c/2", "c/3", "c/4", "c/5"]
         assert now.annotations.num_rows == 5
-        shards, rows = now.locate([0, 1, 2])
-        assert (shards.tolist(), rows.tolist()) == ([0, 0, 1], [0, 1, 0])
+        assert [part.tolist() for part in now.locate([0, 1, 2])] == [[0, 0, 1], [0, 1, 0]]
         assert now.shard(0).info(1) == Shard(store, "data-000000").info(2)
 
     def test_compacting_again_replaces_what_an_earlier_compaction_wrote(self, store):
@@ -191,16 +173,6 @@ class TestCompact:
         assert (found["c/0.cls"], meta["class"], meta["annotations"]) == (b"1", "right", {"note": "new"})
         assert "caption" not in meta
 
-    def test_compaction_without_removed_samples_makes_no_generation(self, store):
-        assert compact_shards(store).rewritten == {}
-        assert read_head(store).generation == 1
-
-    def test_names_stay_short_over_many_rounds(self, store):
-        for key in ("c/0", "c/1"):
-            remove_samples(store, [key])
-            compact_shards(store)
-        assert read_generation(store)[1].shards[0].name == "data-000000-4"
-
 
 class TestGarbage:
     def test_deletes_files_of_dropped_generations_only(self, store):
@@ -209,24 +181,20 @@ class TestGarbage:
         (store.root / "notes.txt").write_text("mine")
         (store.root / "data-000000.txt").write_text("mine too")
         expected = {f"data-000000.{suffix}" for suffix in ("tar", "idx", "parquet", "pkt")}
-        expected |= {
-            f"{part}" for n in (1, 2) for part in (f"annotations-00000{n}.parquet", f"generations/00000{n}.json")
-        }
+        expected |= {name for n in (1, 2) for name in (f"annotations-00000{n}.parquet", f"generations/00000{n}.json")}
         found = find_garbage(store)
         assert set(found.files) == expected
         assert (found.kept, found.dropped) == ((3,), (2, 1))
         assert found.bytes == sum(store.size(name) for name in expected)
         before = contents(store)
         assert collect_garbage(store) == found
-        after = contents(store)
-        assert set(before) - set(after) == expected
-        assert {"notes.txt", "data-000000.txt"} < set(after)
+        assert before.keys() - contents(store).keys() == expected
         assert keys(store) == [f"c/{n}" for n in range(9) if n != 1]
         with pytest.raises(StorageError, match="no generation 1"):
             Dataset(store.url, generation=1)
         assert not collect_garbage(store).files
 
-    def test_keeps_the_requested_number_of_generations(self, store):
+    def test_keeps_the_requested_generations_and_the_shards_of_an_unfinished_job(self, store):
         remove_samples(store, ["c/1"])
         compact_shards(store)
         assert find_garbage(store, keep_generations=2).kept == (3, 2)
@@ -234,10 +202,7 @@ class TestGarbage:
         assert not find_garbage(store, keep_generations=9).files
         with pytest.raises(UsageError, match="keep_generations is 0"):
             find_garbage(store, keep_generations=0)
-
-    def test_an_unfinished_job_keeps_its_shards(self, store):
         store.write("ledger-parts/000000.parquet", b"")
-        remove_samples(store, ["c/1"])
         with pytest.raises(JobError, match="unfinished"):
             collect_garbage(store)
 
@@ -288,84 +253,143 @@ class TestConflicts:
         assert len(compact_shards(store).rewritten) == 2
 
 
-class TestCommands:
-    """The commands and their output."""
+def test_takedown_hides_then_deletes_samples(store, tmp_path, capsys, monkeypatch):
+    (tmp_path / "keys.txt").write_text("c/1\n\n c/2 \n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("c/2\nc/3\n"))
+    for words, said in (
+        (["remove", "--keys", "c/0", "--keys-file", str(tmp_path / "keys.txt")], "generation 2: 3 samples removed\n"),
+        (["remove", "--keys-file", "-"], "generation 3: 1 sample removed, 1 already removed\n"),
+        (["compact"], "data-000000 -> no shard: it has no samples left\ndata-000001 -> data-000001-3\n"),
+        (["gc"], "generations to delete: 3, 2, 1"),
+        (["gc", "--yes"], "generations deleted: 3, 2, 1"),
+        (["gc", "--yes"], "nothing to delete"),
+        (["compact"], "no shard contains removed samples"),
+    ):
+        was_there = store.exists("data-000000.tar")
+        assert main([words[0], store.url, *words[1:]]) == 0
+        assert said in capsys.readouterr().out
+        assert store.exists("data-000000.tar") == (was_there and "--yes" not in words), "without --yes it stays"
+    for name in store.list():
+        assert b"c/1" not in bytes(store.read(name)), f"{name} still knows the removed sample"
 
-    def test_takedown_hides_then_deletes_samples(self, store, tmp_path, capsys, monkeypatch):
-        (tmp_path / "keys.txt").write_text("c/1\n\n c/2 \n")
-        assert main(["remove", store.url, "--keys", "c/0", "--keys-file", str(tmp_path / "keys.txt")]) == 0
-        assert capsys.readouterr().out == "generation 2: 3 samples removed\n"
-        monkeypatch.setattr("sys.stdin", io.StringIO("c/2\nc/3\n"))
-        assert main(["remove", store.url, "--keys-file", "-"]) == 0
-        assert capsys.readouterr().out == "generation 3: 1 sample removed, 1 already removed\n"
-        assert main(["compact", store.url]) == 0
-        out = capsys.readouterr().out
-        assert "data-000000 -> no shard: it has no samples left\ndata-000001 -> data-000001-3\n" in out
-        assert "generation 4: dropped 4 removed samples" in out
-        assert main(["gc", store.url]) == 0
-        assert "generations to delete: 3, 2, 1" in capsys.readouterr().out
-        assert store.exists("data-000000.tar"), "without --yes nothing is deleted"
-        assert main(["gc", store.url, "--yes"]) == 0
-        assert "generations deleted: 3, 2, 1" in capsys.readouterr().out
-        assert not store.exists("data-000000.tar")
-        for name in store.list():
-            assert b"c/1" not in bytes(store.read(name)), f"{name} still knows the removed sample"
-        assert main(["gc", store.url, "--yes"]) == 0
-        assert "nothing to delete" in capsys.readouterr().out
-        assert main(["compact", store.url]) == 0
-        assert "no shard contains removed samples" in capsys.readouterr().out
 
-    def test_relabel_command_changes_labels(self, store, tmp_path, capsys):
-        (tmp_path / "labels.csv").write_text("key,label\nc/0,up\n")
-        assert main(["relabel", store.url, "--from", str(tmp_path / "labels.csv")]) == 2
-        assert "unknown class 'up'" in capsys.readouterr().err
-        assert main(["relabel", store.url, "--from", str(tmp_path / "labels.csv"), "--new-classes"]) == 0
-        assert capsys.readouterr().out == "generation 2: 1 sample changed in label\nnew classes: up\n"
-        (tmp_path / "list.txt").write_text("videos/c/0.avi left\nc/1.avi left\nnone.avi left\n")
-        arguments = ["relabel", store.url, "--annotations", f"list:{tmp_path / 'list.txt'}"]
-        assert main(arguments) == 0
-        assert "generation 3: 1 sample changed in label" in capsys.readouterr().out
-        assert main(arguments) == 0
-        assert "already have these values" in capsys.readouterr().out
-
-    @pytest.mark.parametrize(
-        "arguments", [["remove", "--keys-file", "none"], ["remove"], ["relabel", "--from", "none"]]
-    )
-    def test_wrong_usage_is_explained(self, store, arguments, capsys):
-        assert main([arguments[0], store.url, *arguments[1:]]) == 2
-        assert capsys.readouterr().err.startswith(f"fastvid {arguments[0]}: ")
+def test_relabel_command_changes_labels(store, tmp_path, capsys):
+    (tmp_path / "labels.csv").write_text("key,label\nc/0,up\n")
+    table = ["relabel", store.url, "--from", str(tmp_path / "labels.csv")]
+    assert main(table) == 2
+    assert "unknown class 'up'" in capsys.readouterr().err
+    assert main([*table, "--new-classes"]) == 0
+    assert capsys.readouterr().out == "generation 2: 1 sample changed in label\nnew classes: up\n"
+    (tmp_path / "list.txt").write_text("videos/c/0.avi left\nc/1.avi left\nnone.avi left\n")
+    for said in ("generation 3: 1 sample changed in label", "already have these values"):
+        assert main(["relabel", store.url, "--annotations", f"list:{tmp_path / 'list.txt'}"]) == 0
+        assert said in capsys.readouterr().out
+    for name, *words in (["remove", "--keys-file", "none"], ["remove"], ["relabel", "--from", "none"]):
+        assert main([name, store.url, *words]) == 2
+        assert capsys.readouterr().err.startswith(f"fastvid {name}: ")
 
 
 def test_file_creation_is_exclusive_without_hard_links(tmp_path, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise OSError(1, "Operation not permitted")
-
-    monkeypatch.setattr("os.link", refuse)
+    monkeypatch.setattr("os.link", Mock(side_effect=PermissionError(1, "Operation not permitted")))
     store = LocalStorage(tmp_path)
-    assert store.swap("x", b"one", None)
-    assert not store.swap("x", b"two", None)
-    assert store.read("x") == b"one"
-    assert store.list() == ["x"]
+    assert [store.swap("x", data, None) for data in (b"one", b"two")] == [True, False]
+    assert (store.read("x"), store.list()) == (b"one", ["x"])
 
 
 def leftovers(store):
     return [path.name for path in store.root.rglob("*") if path.suffix in (".tmp", ".lock")]
 
 
+KILLED = """
+import os, signal, sys
+from fastvid.storage import LocalStorage, local
+from fastvid.sharding.change.repack import compact_shards
+local.os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+compact_shards(LocalStorage(sys.argv[1]))
+"""
+
+
 @pytest.mark.parametrize("change", [compact_shards, collect_garbage])
 def test_files_of_a_killed_compaction_are_deleted_by_the_next_command(change, store):
-    # "write" is passed for each file of the new shard: some of them are half written.
     remove_samples(store, ["c/1"])
-    code = (
-        "import os, signal, sys\n"
-        "from fastvid.storage import LocalStorage, local\n"
-        "from fastvid.sharding.change.repack import compact_shards\n"
-        "local.os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "compact_shards(LocalStorage(sys.argv[1]))\n"
-    )
-    assert subprocess.run([sys.executable, "-c", code, store.url], check=False).returncode == -9
+    assert forks.run("-c", KILLED, store.url).returncode == -9
     assert leftovers(store)
     writing = store.root / f"data-000007.tar.{namespace()}-{os.getpid()}-aa.tmp"
     writing.touch()
     change(store)
     assert leftovers(store) == [writing.name]
+
+
+def test_a_generation_records_when_what_and_why(store, capsys, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000001")
+    assert main(["remove", store.url, "--keys", "c/1", "--reason", "blurred"]) == 0
+    monkeypatch.delenv("SOURCE_DATE_EPOCH")
+    with because("typo"):
+        relabel_samples(store, {"c/0": {"caption": "new"}})
+    third, second, first = list_generations(store)
+    assert (first["number"], first["samples"], first["removed"], first["reason"]) == (1, 9, 0, "")
+    names = ("time", "note", "reason", "samples", "removed")
+    said = ("2023-11-14T22:13:21Z", "take down 1 sample, receipt 1", "blurred", 8, 1)
+    assert tuple(second[name] for name in names) == said
+    assert (third["note"], third["reason"]) == ("relabel", "typo")
+    assert third["time"] > second["time"]
+    capsys.readouterr()
+    assert main(["log", store.url]) == 0
+    out = capsys.readouterr().out
+    assert "generation 2  2023-11-14T22:13:21Z  take down 1 sample, receipt 1\n    blurred\n" in out
+    assert "    8 samples, 1 removed and hidden" in out
+    assert main(["log", store.url, "--json"]) == 0
+    assert [entry["number"] for entry in json.loads(capsys.readouterr().out)] == [3, 2, 1]
+
+
+def test_a_reason_ends_with_its_block_and_wrong_ones_change_nothing(store, monkeypatch):
+    with pytest.raises(UsageError, match="1001 characters"), because("x" * 1001):
+        pass
+    with because("outer"):
+        with because("inner"):
+            pass
+        assert reason.current_reason() == "outer"
+    remove_samples(store, ["c/0"])
+    assert list_generations(store)[0]["reason"] == ""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
+    with pytest.raises(UsageError, match="SOURCE_DATE_EPOCH is 'yesterday'"):
+        remove_samples(store, ["c/1"])
+    assert len(list_generations(store)) == 2
+
+
+def test_garbage_collection_keeps_the_generations_that_are_named(store, capsys):
+    remove_samples(store, ["c/0"])
+    compact_shards(store)
+    relabel_samples(store, {"c/1": {"caption": "later"}})
+    relabel_samples(store, {"c/1": {"caption": "latest"}})
+    assert main(["gc", store.url, "--keep", "1", "--yes"]) == 0
+    assert "generations kept: 5, 1\n" in capsys.readouterr().out
+    assert [entry["number"] for entry in list_generations(store)] == [5, 1]
+    kept = fastvid.open(store.url, generation=1)
+    assert len(kept) == 9
+    assert kept["c/0"].frames([0]).data.shape[0] == 1
+    for command in ("inspect", "verify"):
+        assert main([command, store.url, "--generation", "1"]) == 0
+    with pytest.raises(StorageError, match="no generation 3"):
+        collect_garbage(store, keep=[3])
+    collect_garbage(store, keep=[1])
+    collect_garbage(store)
+    assert [entry["number"] for entry in list_generations(store)] == [5]
+
+
+def test_tags_of_earlier_versions_are_read_and_kept(s3, store, capsys):
+    folder = f"s3://{s3.bucket()}/tags"
+    remote = open_storage(folder)
+    copy_files(store, remote)
+    head = read_head(remote)
+    generations.swap_head(remote, head, dataset_id=head.dataset_id, generation=1, tags={"paper": 1})
+    remove_samples(remote, ["c/0"])
+    relabel_samples(remote, {"c/1": {"caption": "later"}})
+    compact_shards(remote)
+    collect_garbage(remote)
+    assert read_head(remote).tags == {"paper": 1}
+    assert [(entry["number"], entry["tags"]) for entry in list_generations(remote)] == [(4, ()), (1, ("paper",))]
+    assert len(fastvid.open(folder, generation="paper")) == 9
+    assert main(["inspect", folder, "--generation", "paper"]) == 0
+    with pytest.raises(UsageError, match="no generation has the tag 'thesis'"):
+        fastvid.open(folder, generation="thesis")

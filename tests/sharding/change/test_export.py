@@ -15,6 +15,7 @@ from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
 from fastvid.storage import LocalStorage, open_storage
 from tests.datasets import make_clip, pack
+from tests.sharding.shardtools import contents, copy_files
 
 # webdataset leaves its files to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")
@@ -33,7 +34,6 @@ def store(tmp_path):
 
 
 def read(folder):
-    """Return the samples of all tars of a folder as webdataset decodes them."""
     tars = [str(path) for path in sorted(folder.glob("*.tar"))]
     return list(
         webdataset.WebDataset(tars, shardshuffle=False).decode().to_tuple("__key__", "mp4", "cls", "txt", "json")
@@ -59,23 +59,34 @@ def test_webdataset_reads_current_labels_and_captions_of_each_split(store, tmp_p
     assert json.loads((out / "export.json").read_text())["generation"] == 3
 
 
-def test_only_selected_samples_are_exported(store, tmp_path):
-    done = export_samples(store.url, str(tmp_path / "out"), split="train", where="class = 'left'")
+def test_only_selected_samples_are_exported_and_energon_finds_its_records(store, tmp_path):
+    done = export_samples(store.url, str(tmp_path / "some"), split="train", where="class = 'left'")
     assert (dict(done.samples), done.files) == ({"train": 1}, ("train/000000.tar",))
+    done = export_samples(store.url, str(tmp_path / "out"), to="energon")
+    meta = tmp_path / "out" / ".nv-meta"
+    parts = {"train": ["train/000000.tar"], "val": ["val/000000.tar", "val/000001.tar"]}
+    assert json.loads((meta / "split.yaml").read_text())["split_parts"] == parts
+    counts = dict(zip(done.files, [2, 1, 2], strict=True))
+    assert json.loads((meta / ".info.json").read_text())["shard_counts"] == counts
+    assert "CrudeWebdataset" in (meta / "dataset.yaml").read_text()
 
 
-def test_a_folder_with_files_is_refused(store, tmp_path):
+def test_what_cannot_be_exported_is_refused(store, tmp_path):
+    out = str(tmp_path / "out")
+    for to, message in (
+        ("zarr", "unknown layout 'zarr'"),
+        ("lerobot", "only a dataset that was made of a LeRobot dataset can be written as one"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            export_samples(store.url, out, to=to)
     with pytest.raises(UsageError, match="contains 'annotations-000001"):
         export_samples(store.url, store.url)
-    LocalStorage(tmp_path / "out").write("export-unfinished.json", b"of another selection")
+    LocalStorage(tmp_path / "used").write("export-unfinished.json", b"of another selection")
     with pytest.raises(UsageError, match="choose an empty folder"):
-        export_samples(store.url, str(tmp_path / "out"))
-
-
-def test_a_split_that_names_no_folder_is_refused(store, tmp_path):
+        export_samples(store.url, str(tmp_path / "used"))
     relabel_samples(store, {"c/0": {"split": "../up"}})
     with pytest.raises(UsageError, match="cannot name a folder"):
-        export_samples(store.url, str(tmp_path / "out"))
+        export_samples(store.url, out)
     assert not (tmp_path / "up").exists()
 
 
@@ -83,7 +94,6 @@ def test_video_folders_have_current_annotations_beside_the_videos(store, tmp_pat
     out = tmp_path / "out"
     assert main(["export", store.url, "--to", "hf", "--out", str(out)]) == 0
     assert "5 videos" in capsys.readouterr().out
-    clip = (tmp_path / "clip.mp4").read_bytes()
     rows = pq.read_table(out / "train" / "metadata.parquet").to_pylist()
     names = ("file_name", "key", "label", "class", "caption")
     assert [tuple(row[name] for name in names) for row in rows] == [
@@ -91,65 +101,32 @@ def test_video_folders_have_current_annotations_beside_the_videos(store, tmp_pat
         ("000001.mp4", "c/2", 0, "left", "clip 2"),
     ]
     assert "removed" not in rows[0]
-    assert sorted(path.name for path in (out / "val").iterdir()) == [
-        "000000.mp4",
-        "000001.mp4",
-        "000002.mp4",
-        "metadata.parquet",
-    ]
-    assert (out / "val" / "000002.mp4").read_bytes() == clip
-
-
-def test_energon_finds_its_records(store, tmp_path):
-    done = export_samples(store.url, str(tmp_path / "out"), to="energon")
-    meta = tmp_path / "out" / ".nv-meta"
-    assert json.loads((meta / "split.yaml").read_text())["split_parts"] == {
-        "train": ["train/000000.tar"],
-        "val": ["val/000000.tar", "val/000001.tar"],
-    }
-    assert json.loads((meta / ".info.json").read_text())["shard_counts"] == dict(
-        zip(done.files, [2, 1, 2], strict=True)
-    )
-    assert "CrudeWebdataset" in (meta / "dataset.yaml").read_text()
-
-
-def test_unknown_layouts_are_refused(store, tmp_path):
-    with pytest.raises(UsageError, match="unknown layout 'zarr'"):
-        export_samples(store.url, str(tmp_path / "out"), to="zarr")
-    with pytest.raises(UsageError, match="only a dataset that was made of a LeRobot dataset can be written as one"):
-        export_samples(store.url, str(tmp_path / "out"), to="lerobot")
-
-
-def files(storage):
-    return {name: storage.read(name) for name in storage.list()}
+    assert sorted(path.stem for path in (out / "val").iterdir()) == ["000000", "000001", "000002", "metadata"]
+    assert (out / "val" / "000002.mp4").read_bytes() == (tmp_path / "clip.mp4").read_bytes()
 
 
 @pytest.mark.parametrize("to", [layout for layout in LAYOUTS if layout != "lerobot"])
 def test_datasets_in_object_stores_are_exported_into_them(to, store, s3, tmp_path):
     export_samples(store.url, str(tmp_path / "whole"), to=to)
     url = f"s3://{s3.bucket()}"
-    for name, content in files(store).items():
-        open_storage(f"{url}/d").write(name, content)
+    copy_files(store, open_storage(f"{url}/d"))
     export_samples(f"{url}/d", f"{url}/out", to=to)
-    assert files(open_storage(f"{url}/out")) == files(LocalStorage(tmp_path / "whole"))
+    assert contents(open_storage(f"{url}/out")) == contents(LocalStorage(tmp_path / "whole"))
 
 
 def test_several_labels_go_round_through_other_tools_tars(tmp_path):
     (tmp_path / "raw").mkdir()
-    for name in ("a", "b", "c"):
+    labels = {"a": ["run", "jump"], "b": ["swim"], "c": None}
+    for name in labels:
         make_clip(tmp_path / "raw" / f"{name}.mp4")
-    rows = [
-        {"path": "a.mp4", "labels": ["run", "jump"]},
-        {"path": "b.mp4", "labels": ["swim"]},
-        {"path": "c.mp4", "labels": None},
-    ]
+    rows = [{"path": f"{name}.mp4", "labels": classes} for name, classes in labels.items()]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     run_job(str(tmp_path / "raw"), tmp_path / "d", annotations=f"jsonl:{tmp_path / 'rows.jsonl'}", workers=1)
     export_samples(str(tmp_path / "d"), str(tmp_path / "out"))
     index_tars([str(path) for path in (tmp_path / "out").rglob("*.tar")], str(tmp_path / "back"), workers=1)
     first, back = (fastvid.open(tmp_path / name) for name in ("d", "back"))
     assert first.classes == back.classes == ("jump", "run", "swim")
-    assert several(first) == several(back) == {"a": ["run", "jump"], "b": ["swim"], "c": None}
+    assert several(first) == several(back) == labels
     assert hot(first) == hot(back) == {"a": [1, 1, 0], "b": [0, 0, 1], "c": [0, 0, 0]}
 
 
@@ -177,7 +154,6 @@ def several(dataset):
 
 
 def hot(dataset):
-    """Return the multi-hot labels that a loader delivers, by key."""
     loader = fastvid.ClipLoader(
         dataset, frames=fastvid.Segments(1), spatial=fastvid.CenterCrop(16), labels=fastvid.MultiHot("labels"),
         global_batch_size=1, shuffle=False,

@@ -5,7 +5,6 @@ import json
 import math
 import shutil
 from dataclasses import replace
-from decimal import Decimal
 
 import pytest
 
@@ -13,14 +12,14 @@ from fastvid.cli.main import main
 from fastvid.errors import StorageError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import read_generation
-from fastvid.format.tar import read_members, to_json
+from fastvid.format.tar import read_members
 from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
 from fastvid.sharding.change.history import collect_garbage
 from fastvid.sharding.change.repack import compact_shards
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
-from fastvid.sharding.job.restore import annotate_members, are_own, restore_dataset, stored_row
+from fastvid.sharding.job.restore import are_own, restore_dataset
 from fastvid.storage import LocalStorage
 from tests.sharding.shardtools import make
 
@@ -49,28 +48,23 @@ def made(tmp_path_factory):
     }
     lines = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
     (folder / "rows.json").write_text(json.dumps(lines))
-    run_job(
-        str(folder / "raw"),
-        str(folder / "d"),
-        annotations=f"json:{folder / 'rows.json'}",
-        class_names=["never", "run", "wave"],
-        profile=SMALL,
-        workers=1,
-        samples_per_shard=2,
-        max_seconds=1.2,
-    )
+    shard(folder, annotations=f"json:{folder / 'rows.json'}", class_names=["never", "run", "wave"], max_seconds=1.2)
+    return folder / "d"
+
+
+def shard(folder, profile=SMALL, **options):
+    run_job(str(folder / "raw"), str(folder / "d"), profile=profile, workers=1, samples_per_shard=2, **options)
     return folder / "d"
 
 
 @pytest.fixture
 def copy(made, tmp_path):
-    return LocalStorage(shutil.copytree(made, tmp_path / "d"))
+    return LocalStorage(shutil.copytree(made, tmp_path / "copy"))
 
 
 def only_tars(store, folder):
-    """Return a folder with nothing but the tars of a dataset."""
     folder.mkdir()
-    for path in store.path("dataset.json").parent.glob("*.tar"):
+    for path in store.root.glob("*.tar"):
         shutil.copy(path, folder)
     return folder
 
@@ -100,18 +94,16 @@ def test_tars_alone_restore_an_equal_dataset(copy, tmp_path, capsys):
     assert main(["verify", str(folder)]) == 0
     for name in ("idx", "parquet", "pkt"):
         assert (folder / f"data-000000.{name}").read_bytes() == copy.read(f"data-000000.{name}")
-
-
-def test_lost_annotations_say_how_to_restore_and_the_way_works(copy, tmp_path):
-    whole = only_tars(copy, tmp_path / "whole")
-    restore_dataset([str(whole)])
-    next(copy.path("dataset.json").parent.glob("annotations-*.parquet")).unlink()
-    with pytest.raises(StorageError, match=r"annotations-000001\.parquet are missing") as raised:
+    # Lost annotations say how to restore them; samples that were removed come back.
+    remove_samples(copy, Dataset(copy.url).keys.to_pylist()[:1])
+    for path in copy.root.glob("annotations-*.parquet"):
+        path.unlink()
+    with pytest.raises(StorageError, match=r"annotations-000002\.parquet are missing") as raised:
         Dataset(copy.url)
     assert "fastvid index DIR/*.tar --out NEW" in str(raised.value)
-    tars = sorted(map(str, copy.path("dataset.json").parent.glob("*.tar")))
+    tars = sorted(map(str, copy.root.glob("*.tar")))
     assert main(["index", *tars, "--out", str(tmp_path / "new")]) == 0
-    assert_equal(whole, tmp_path / "new")
+    assert_equal(folder, tmp_path / "new")
 
 
 def test_compaction_writes_current_values_and_types(copy, tmp_path):
@@ -149,15 +141,13 @@ def test_compaction_of_annotations_rewrites_only_tars_that_tell_others(copy, tmp
 def test_a_merged_dataset_is_restored_from_its_tars(prefix, copy, tmp_path):
     for number in range(3):
         make(tmp_path / "raw" / ("jump", "run")[number % 2] / f"w{number}.mp4")
-    run_job(str(tmp_path / "raw"), str(tmp_path / "e"), profile=SMALL, workers=1, samples_per_shard=2)
-    assert main(["merge", copy.url, str(tmp_path / "e"), "--out", str(tmp_path / "both"), *prefix]) == 0
+    assert main(["merge", copy.url, str(shard(tmp_path)), "--out", str(tmp_path / "both"), *prefix]) == 0
     both = LocalStorage(tmp_path / "both")
     assert Dataset(both.url).classes == ("never", "run", "wave", "jump")
     assert_equal(both.url, only(both, tmp_path / "tars"))
 
 
 def sample_of(store, shard, row):
-    """Return the key of a sample of a shard."""
     counts = [one.samples for one in read_generation(store)[1].shards]
     return Dataset(store.url).annotations["key"][sum(counts[:shard]) + row].as_py()
 
@@ -183,37 +173,10 @@ def test_the_tar_of_the_newest_generation_says_the_classes(copy, tmp_path):
 
 def test_copies_are_restored_and_grow_with_any_build(tmp_path):
     make(tmp_path / "raw" / "run" / "a.mp4")
-    run_job(str(tmp_path / "raw"), str(tmp_path / "d"), profile="copy", workers=1)
-    folder = only(LocalStorage(tmp_path / "d"), tmp_path / "tars")
+    folder = only(LocalStorage(shard(tmp_path, "copy")), tmp_path / "tars")
     assert Dataset(str(folder)).generation.shards[0].profile == PROFILES["copy"].to_json()
     make(tmp_path / "more" / "run" / "b.mp4")
     assert add_sources(str(folder), [str(tmp_path / "more")], workers=1).report.packed == 1
-
-
-def test_removed_samples_come_back(copy, tmp_path):
-    keys = Dataset(copy.url).keys.to_pylist()
-    remove_samples(copy, keys[:1])
-    assert Dataset(str(only(copy, tmp_path / "tars"))).keys.to_pylist() == keys
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"day": DAY, "time": TIME, "blob": b"\x00\xff", "price": Decimal("1.50"), "score": math.inf, "none": None},
-        {"caption": "both", "text": "both"},
-        {"text": "only"},
-        {"caption": "a", "text": "b"},
-        {"class": "a column", "labels": ["a"], "split": "train", "split2": 3},
-        {"parent": "long.mp4", "start_seconds": 1.5, "end_seconds": 2.0},
-    ],
-)
-def test_a_sample_tells_its_row(row):
-    facts = {"key": "k", "source_id": "k", "label": 1, "removed": False}
-    for meta in ({}, {"parent": "long.mp4", "start_seconds": 1.5, "end_seconds": 9.0}):
-        if meta and "parent" not in row:
-            continue
-        members = annotate_members({"json": to_json(meta)}, facts | row, ["x", "y"])
-        assert stored_row(json.loads(members["json"])) == {"label": 1, **row}
 
 
 def test_other_tars_beside_are_refused(copy, tmp_path):

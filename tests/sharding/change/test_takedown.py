@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,7 +15,6 @@ from fastvid.errors import FormatError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import read_generation
 from fastvid.format.tar import read_members, write_tar
-from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.sharding.change import add as addition
 from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.change.edit import remove_samples
@@ -29,15 +28,14 @@ from fastvid.sharding.change.takedown import (
     steps_left,
     take_down,
 )
-from fastvid.sharding.encode.profiles import PROFILES, Settings
+from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
-from fastvid.sharding.job.ledger import block, read_blocked, read_ledger
+from fastvid.sharding.job.ledger import block, read_blocked
 from fastvid.sharding.page.page import render_page
 from fastvid.sharding.page.summary import summarize
-from fastvid.sharding.work.tasks import SourceTask
 from fastvid.storage import LocalStorage, open_storage
-from tests.sharding.shardtools import encode_source, ffmpeg, ledger, make
+from tests.sharding.shardtools import contents, copy_files, ffmpeg, ledger, make
 
 SMALL = PROFILES["compact"].changed(short_side=64)
 SECRET, COPY = "walk/secret_person.mp4", "jump/hidden_twin.mp4"
@@ -58,17 +56,15 @@ def raw(tmp_path_factory):
         make(folder / name, "-preset", "ultrafast", frames=15 + number, rate="10")
     shutil.copy(folder / SECRET, folder / COPY)
     (folder / "jump/text.mp4").write_text("no video")
-    rows = [
-        ["path", "start", "end", "label", "caption"],
-        [SECRET, "", "", "walk", f'"{CAPTION}"'],
-        [COPY, "", "", "jump", "someone"],
-        ["walk/other.mp4", "", "", "walk", "a street"],
-        ["jump/third.mp4", "", "", "jump", "a field"],
-        ["jump/film.mp4", "0", "0.5", "jump", "first"],
-        ["jump/film.mp4", "0.5", "1", "jump", "second"],
-        ["jump/text.mp4", "", "", "jump", "none"],
-    ]
-    (folder / "rows.csv").write_text("\n".join(map(",".join, rows)) + "\n")
+    (folder / "rows.csv").write_text(f"""path,start,end,label,caption
+{SECRET},,,walk,"{CAPTION}"
+{COPY},,,jump,someone
+walk/other.mp4,,,walk,a street
+jump/third.mp4,,,jump,a field
+jump/film.mp4,0,0.5,jump,first
+jump/film.mp4,0.5,1,jump,second
+jump/text.mp4,,,jump,none
+""")
     return folder
 
 
@@ -82,7 +78,6 @@ def arguments(raw):
 
 @pytest.fixture(scope="module")
 def made(raw, arguments, tmp_path_factory):
-    """A dataset of them with segments, clips, flow, sound and captions."""
     folder = tmp_path_factory.mktemp("made") / "set"
     run_job(str(raw), folder, **arguments)
     return folder
@@ -102,9 +97,7 @@ def place(request, made, tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("FASTVID_CACHE", str(tmp_path / "cache"))
     url = f"s3://{request.getfixturevalue('s3').bucket()}/set"
-    source, target = LocalStorage(made), open_storage(url)
-    for name in source.list():
-        target.write(name, source.read(name))
+    copy_files(LocalStorage(made), open_storage(url))
     return url
 
 
@@ -136,10 +129,7 @@ def told(folder, terms):
 
 
 def copied(url, folder):
-    """All files of a dataset, as a folder."""
-    source, target = open_storage(url), LocalStorage(folder)
-    for name in source.list():
-        target.write(name, source.read(name))
+    copy_files(open_storage(url), LocalStorage(folder))
     return folder
 
 
@@ -175,12 +165,19 @@ class TestTakedown:
         assert main(["verify", place]) == 0
         assert len(Dataset(place)) == before - 6
 
-    def test_receipt_says_what_was_removed_by_hash(self, store, raw):
+    def test_receipt_says_what_was_removed_by_hash_and_the_audit_which_step_is_missing(self, store, raw):
         digest = hashlib.sha256((raw / SECRET).read_bytes()).hexdigest()
         old = {shard.name: shard.sha256 for shard in read_generation(store)[1].shards}
         done = remove(store, SECRET)
         assert (done.named, done.copies, done.generation) == (1, 1, 2)
-        clean(store.url)
+        before = contents(store)
+        assert remove(store, SECRET).receipt == done.receipt
+        assert contents(store) == before
+        for step, hint in ((None, "fastvid compact"), (compact_shards, "fastvid gc"), (collect_garbage, None)):
+            if step is not None:
+                step(store)
+            said = [t.found for t in audit_removals(store.url, read_receipts(store)).found if t.file == "receipt 1"]
+            assert (hint is None and not said) or hint in said[0]
         (receipt,) = read_receipts(store)
         assert (steps_left(store, receipt), receipt.reason, receipt.samples) == (None, REASON, 6)
         assert [(source.sha256, source.samples) for source in receipt.sources] == [(digest, 6)]
@@ -191,44 +188,37 @@ class TestTakedown:
         assert row["source_id"] == f"removed:{digest[:16]}"
         assert (row["path"], row["key"], row["source_sha256"]) == ("", None, digest)
         assert row["message"] == f"{receipt.time}: {REASON}"
+        page = render_page(summarize(store.url)).decode()
+        assert "removed:" in page
+        assert REASON in page
+        assert "secret_person" not in page
 
     @pytest.mark.parametrize(
-        "selection",
+        ("selection", "gone", "samples"),
         [
-            {"keys": ["jump/hidden_twin/0001"]},
-            {"where": f"caption = '{CAPTION}'"},
-            {"sources": [COPY]},
-            {"hashes": "sha"},
+            ({"keys": ["jump/hidden_twin/0001"]}, ("secret", "twin"), 6),
+            ({"where": f"caption = '{CAPTION}'"}, ("secret", "twin"), 6),
+            ({"sources": [COPY]}, ("secret", "twin"), 6),
+            ({"hashes": ["sha"]}, ("secret", "twin"), 6),
+            ({"sources": ["jump/film.mp4#0-0.5"]}, ("film",), 2),
         ],
-        ids=lambda selection: next(iter(selection)),
+        ids=["keys", "where", "sources", "hashes", "clip"],
     )
-    def test_every_way_to_select_a_part_removes_all_of_the_file(self, store, raw, selection):
+    def test_every_way_to_select_a_part_removes_all_of_the_file(self, store, raw, selection, gone, samples):
         if "hashes" in selection:
             selection = {"hashes": [hashlib.sha256((raw / SECRET).read_bytes()).hexdigest()]}
-        done = take_down(store, SourceSelection(**selection), reason=REASON)
-        assert done.receipt.samples == 6
-        assert not [key for key in Dataset(store.url).keys.to_pylist() if "secret" in key or "twin" in key]
-
-    def test_a_clip_stands_for_its_file(self, store):
-        clip = next(s for s in Dataset(store.url).column("source_id").to_pylist() if "#0-0.5" in s)
-        assert remove(store, clip).receipt.samples == 2
-        assert not [s for s in Dataset(store.url).column("source_id").to_pylist() if "film" in s]
-
-    def test_a_rejected_source_loses_its_name(self, store):
-        done = remove(store, "jump/text.mp4")
-        assert done.receipt.unknown == 1
-        assert told(store.root, [b"jump/text"]) == set()
-        (row,) = [row for row in ledger(store.root) if row["status"] == "removed"]
-        assert row["source_id"] == "removed:unknown-0"
-
-    def test_again_it_changes_nothing(self, store):
-        first = remove(store, SECRET)
-        before = {name: store.read(name) for name in store.list()}
-        assert remove(store, SECRET).receipt == first.receipt
-        assert {name: store.read(name) for name in store.list()} == before
+        # Samples that are hidden already go too, and a ledger of an earlier version gets its hashes.
+        remove_samples(store, ["walk/secret_person/0000"])
+        path = store.root / "ledger.parquet"
+        pq.write_table(pq.read_table(path).drop_columns(["source_sha256"]), path)
+        assert take_down(store, SourceSelection(**selection), reason=REASON).receipt.samples == samples
+        for names in (Dataset(store.url).keys.to_pylist(), [row["source_id"] for row in ledger(store.root)]):
+            assert not [name for name in names if any(word in name for word in gone)]
+        clean(store.url)
+        assert audit_removals(store.url, read_receipts(store), names=gone).ok
 
     def test_wrong_requests_change_nothing(self, store):
-        before = {name: store.read(name) for name in store.list()}
+        before = contents(store)
         for selection, reason, message in (
             (SourceSelection(sources=["walk/secret_perso"]), REASON, r"no source is called.*\n.*secret_person"),
             (SourceSelection(sources=[SECRET]), "of secret_person", "a name of what is removed"),
@@ -239,14 +229,20 @@ class TestTakedown:
         ):
             with pytest.raises(UsageError, match=message):
                 take_down(store, selection, reason=reason)
-        assert {name: store.read(name) for name in store.list()} == before
+        for names in ([], ["ab"]):
+            with pytest.raises(UsageError):
+                audit_removals(store.url, [], names=names)
+        assert contents(store) == before
 
-    def test_without_a_reason_samples_are_only_hidden(self, store, capsys):
+    def test_without_a_reason_samples_are_only_hidden_and_a_rejected_source_loses_its_name(self, store, capsys):
         assert main(["remove", store.url, "--source", SECRET]) == 0
         assert "3 samples removed" in capsys.readouterr().out
         assert not store.exists("blocked.json")
         assert not read_receipts(store)
         assert SECRET in [row["source_id"] for row in ledger(store.root)]
+        assert remove(store, "jump/text.mp4").receipt.unknown == 1
+        assert told(store.root, [b"jump/text"]) == set()
+        assert [row["source_id"] for row in ledger(store.root) if row["status"] == "removed"] == ["removed:unknown-0"]
 
     def test_two_takedowns_at_once_both_happen(self, store):
         with ThreadPoolExecutor(3) as pool:
@@ -260,9 +256,13 @@ class TestTakedown:
 
 
 class TestReturn:
-    def test_same_bytes_under_another_name_are_refused(self, store, raw, tmp_path):
+    def test_same_bytes_under_another_name_are_refused(self, store, raw, arguments, tmp_path):
         remove(store, SECRET)
         clean(store.url)
+        assert run_job(str(raw), store.root, **arguments).packed == 4
+        add_sources(store.url, str(raw), annotations=arguments["annotations"], workers=1, max_seconds=1.0)
+        (receipt,) = read_receipts(store)
+        assert audit_removals(store.url, [receipt], names=TOLD).ok
         (tmp_path / "new").mkdir()
         shutil.copy(raw / SECRET, tmp_path / "new/innocent.mp4")
         make(tmp_path / "new/fresh.mp4", "-preset", "ultrafast", frames=11, rate="10")
@@ -271,39 +271,11 @@ class TestReturn:
         assert told(store.root, [b"innocent", b"secret_person"]) == set()
         assert told(store.root, [b"fresh"])
         # The row of the takedown still says when and why.
-        assert [row["message"] for row in ledger(store.root) if row["status"] == "removed"] == [
-            read_receipts(store)[0].message
-        ]
-
-    def test_a_blocked_file_is_refused_before_anything_is_encoded(self, raw):
-        path, phases = raw / SECRET, []
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        settings = Settings(SMALL, find_ffmpeg(), Limits(), 600.0, blocked=("0" * 64, digest))
-        task = SourceTask(0, "x.mp4", str(path), "x", size=path.stat().st_size)
-        done = encode_source(task, settings, lambda phase, _: phases.append(phase))
-        assert (done.reason, done.samples, done.source_sha256) == ("blocked", (), digest)
-        assert phases == ["probe"]  # the phase in which the file is hashed
-        assert encode_source(task, replace(settings, blocked=())).reason is None
-
-    def test_a_list_that_two_extend_at_once_has_both_entries(self, store, monkeypatch):
-        swap, others = LocalStorage.swap, ["b" * 64]
-
-        def after_another(self, name, data, expected):
-            if others:
-                block(LocalStorage(store.root), [others.pop()])
-            return swap(self, name, data, expected)
-
-        monkeypatch.setattr(LocalStorage, "swap", after_another)
-        assert block(store, ["a" * 64]) == read_blocked(store) == ("a" * 64, "b" * 64)
-
-    def test_sharding_the_original_folder_again_brings_nothing_back(self, store, raw, arguments):
-        remove(store, SECRET)
-        clean(store.url)
-        report = run_job(str(raw), store.root, **arguments)
-        assert report.packed == 4
-        assert audit_removals(store.url, read_receipts(store), names=TOLD).ok
-        add_sources(store.url, str(raw), annotations=arguments["annotations"], workers=1, max_seconds=1.0)
-        assert audit_removals(store.url, read_receipts(store), names=TOLD).ok
+        assert [row["message"] for row in ledger(store.root) if row["status"] == "removed"] == [receipt.message]
+        (store.root / "blocked.json").write_text("{}")
+        for work in (partial(add_sources, store.url, workers=1), partial(run_job, out=store.root, **arguments)):
+            with pytest.raises(FormatError, match="block list is damaged"):
+                work(sources=str(raw))
 
     def test_a_file_blocked_while_it_is_added_stays_hidden_and_goes(self, store, raw, tmp_path, monkeypatch):
         make(tmp_path / "new/late_guest.mp4", "-preset", "ultrafast", frames=11, rate="10")
@@ -321,74 +293,47 @@ class TestReturn:
         clean(store.url)
         assert audit_removals(store.url, read_receipts(store), names=["late_guest"]).ok
 
-    def test_a_damaged_block_list_stops_jobs(self, store, raw, arguments):
-        remove(store, SECRET)
-        (store.root / "blocked.json").write_text("{}")
-        for work in (
-            lambda: add_sources(store.url, str(raw), workers=1),
-            lambda: run_job(str(raw), store.root, **arguments),
-        ):
-            with pytest.raises(FormatError, match="block list is damaged"):
-                work()
 
-
-class TestAudit:
-    def test_finds_what_is_left(self, store, tmp_path):
-        tars = [name for name in store.list() if name.endswith(".tar")]
-        tar = next(name for name in tars if b"secret_person" in bytes(store.map(name)))
-        shutil.copy(store.path(tar), tmp_path / "old.tar")
-        view = store.map(tar)
-        stolen = next(m for m in read_members(view) if "secret_person" in m.name and m.suffix == "mp4")
-        video = bytes(view[stolen.offset : stolen.offset + stolen.size])
-        remove(store, SECRET)
-        clean(store.url)
-        receipts = read_receipts(store)
-        assert audit_removals(store.url, receipts, names=TOLD).ok
-        # A forgotten copy of a shard; a table of the user's, compressed; a list without its hash.
-        shutil.copy(tmp_path / "old.tar", store.root / "old.tar")
-        (found,) = {trace.file for trace in audit_removals(store.url, receipts).found}
-        assert found == "old.tar"
-        store.delete("old.tar")
-        # One of its videos under another name, without a word of where it comes from.
-        with (store.root / "innocent.tar").open("wb") as file:
-            write_tar(file, [("harmless", {"mp4": video})])
-        assert [trace.found for trace in audit_removals(store.url, receipts).found] == [
-            "the bytes of a removed sample, as member 'harmless.mp4'"
-        ]
-        store.delete("innocent.tar")
-        table = Dataset(store.url).annotations.slice(0, 1).select(["key"])
-        table = table.append_column("who", [[["x", CAPTION]]])
-        pq.write_table(table, store.root / "mine.parquet", compression="zstd", write_statistics=False)
-        traces = audit_removals(store.url, receipts, names=[CAPTION]).found
-        assert {trace.file for trace in traces} == {"mine.parquet"}
-        assert any("column 'who'" in trace.found for trace in traces)
-        store.delete("mine.parquet")
-        store.delete("blocked.json")
-        (trace,) = audit_removals(store.url, receipts).found
-        assert trace.file == "blocked.json"
-
-    def test_says_which_step_is_missing(self, store):
-        remove(store, SECRET)
-        for step, hint in ((None, "fastvid compact"), (compact_shards, "fastvid gc"), (collect_garbage, None)):
-            if step is not None:
-                step(store)
-            said = [t.found for t in audit_removals(store.url, read_receipts(store)).found if t.file == "receipt 1"]
-            assert (hint is None and not said) or hint in said[0]
-
-    def test_nothing_to_search_for_is_no_success(self, store):
-        for names in ([], ["ab"]):
-            with pytest.raises(UsageError):
-                audit_removals(store.url, [], names=names)
+def test_the_audit_finds_what_is_left(store, tmp_path):
+    tars = [name for name in store.list() if name.endswith(".tar")]
+    tar = next(name for name in tars if b"secret_person" in bytes(store.map(name)))
+    shutil.copy(store.path(tar), tmp_path / "old.tar")
+    view = store.map(tar)
+    stolen = next(m for m in read_members(view) if "secret_person" in m.name and m.suffix == "mp4")
+    video = bytes(view[stolen.offset : stolen.offset + stolen.size])
+    remove(store, SECRET)
+    clean(store.url)
+    receipts = read_receipts(store)
+    assert audit_removals(store.url, receipts, names=TOLD).ok
+    # A forgotten copy of a shard; a table of the user's, compressed; a list without its hash.
+    shutil.copy(tmp_path / "old.tar", store.root / "old.tar")
+    (found,) = {trace.file for trace in audit_removals(store.url, receipts).found}
+    assert found == "old.tar"
+    store.delete("old.tar")
+    # One of its videos under another name, without a word of where it comes from.
+    with (store.root / "innocent.tar").open("wb") as file:
+        write_tar(file, [("harmless", {"mp4": video})])
+    assert [trace.found for trace in audit_removals(store.url, receipts).found] == [
+        "the bytes of a removed sample, as member 'harmless.mp4'"
+    ]
+    store.delete("innocent.tar")
+    table = Dataset(store.url).annotations.slice(0, 1).select(["key"])
+    table = table.append_column("who", [[["x", CAPTION]]])
+    pq.write_table(table, store.root / "mine.parquet", compression="zstd", write_statistics=False)
+    traces = audit_removals(store.url, receipts, names=[CAPTION]).found
+    assert {trace.file for trace in traces} == {"mine.parquet"}
+    assert any("column 'who'" in trace.found for trace in traces)
+    store.delete("mine.parquet")
+    store.delete("blocked.json")
+    (trace,) = audit_removals(store.url, receipts).found
+    assert trace.file == "blocked.json"
 
 
 class TestDuplicates:
-    def test_are_reported_with_their_original(self, made):
+    def test_are_reported_with_their_original(self, made, store, raw, tmp_path, capsys):
         rows = {row["source_id"]: row for row in ledger(made)}
         assert {name for name, row in rows.items() if "duplicate" in row["warnings"]} == {SECRET}
-        assert rows[SECRET]["message"] == f"the same bytes as {COPY}"
-        assert rows[SECRET]["status"] == "packed"
-
-    def test_summary_and_inspect_count_them(self, store, raw, tmp_path, capsys):
+        assert (rows[SECRET]["message"], rows[SECRET]["status"]) == (f"the same bytes as {COPY}", "packed")
         (tmp_path / "more").mkdir()
         shutil.copy(raw / "walk/other.mp4", tmp_path / "more/again.mp4")
         assert main(["add", store.url, str(tmp_path / "more"), "--workers", "1"]) == 0
@@ -426,29 +371,3 @@ class TestDuplicates:
         assert take_down(store, SourceSelection(keys=["00000"]), reason=REASON).receipt.samples == 2
         with pytest.raises(UsageError, match="tars of another tool, which are never rewritten"):
             compact_shards(store)
-
-
-def test_pages_show_removed_sources_without_their_names(store, capsys):
-    remove(store, SECRET)
-    clean(store.url)
-    page = render_page(summarize(store.url)).decode()
-    assert "removed:" in page
-    assert REASON in page
-    assert "secret_person" not in page
-    assert main(["inspect", store.url]) == 0
-    assert "1 removed" in capsys.readouterr().out
-
-
-def test_hidden_samples_of_a_plain_removal_are_taken_down_too(store):
-    remove_samples(store, ["walk/secret_person/0000"])
-    assert remove(store, SECRET).receipt.samples == 6
-    clean(store.url)
-    assert audit_removals(store.url, read_receipts(store), names=TOLD).ok
-
-
-def test_a_ledger_without_hashes_gets_them(store):
-    path = store.root / "ledger.parquet"
-    pq.write_table(pq.read_table(path).drop_columns(["source_sha256"]), path)
-    assert remove(store, SECRET).receipt.samples == 6
-    rows = read_ledger(store)[0].to_pylist()
-    assert not [row for row in rows if "secret" in row["source_id"] or "twin" in row["source_id"]]

@@ -1,12 +1,11 @@
 """Optical flow of samples: correct, deterministic, stored as estimated, and part of the job's identity."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 from dataclasses import replace
 
 import av
@@ -38,12 +37,11 @@ from tests.sharding.shardtools import REPOSITORY, command, encode, ffmpeg, make,
 
 pytest.importorskip("cv2", reason="optical flow needs OpenCV")
 
-SMALL = {"short_side": 64}
+COMPACT = PROFILES["compact"].changed(short_side=64)
 OPTIONS = ["--short-side", "64", "--streams", "rgb,flow", "--samples-per-shard", "2"]
 
 
 def drifting(frames=6, size=(64, 96)):
-    """Luma that moves three pixels to the right each frame."""
     luma = texture(1, size)[0][0]
     return [np.roll(luma, 3 * number, axis=1) for number in range(frames)]
 
@@ -66,10 +64,6 @@ def test_flow_of_a_known_drift_is_found_and_repeated_for_the_last_frame(method):
     assert np.median(flow[..., 0]) == pytest.approx(3, abs=0.3)
     assert np.median(flow[..., 1]) == pytest.approx(0, abs=0.3)
     assert (levels[2] == levels[1]).all()
-
-
-def test_one_frame_has_zero_flow_and_no_frames_have_none():
-    settings = flow_settings("dis")
     (only,) = estimate_flow(drifting(1), settings)
     assert (only == ZERO).all()
     assert not list(estimate_flow([], settings))
@@ -95,17 +89,14 @@ def test_flow_bytes_are_equal_on_an_older_cpu():
     older = {"OPENCV_CPU_DISABLE": "SSE4_1,SSE4_2,AVX,FP16,AVX2,AVX512-SKX", "OPENCV_IPP": "disabled"}
     printed = []
     for extra in ({}, older):
-        environment = os.environ | {"PYTHONPATH": str(REPOSITORY)} | extra
-        done = subprocess.run(
-            [sys.executable, "-c", _DIGEST], env=environment, capture_output=True, text=True, check=True, timeout=300
-        )
-        printed.append(done.stdout)
+        words, environment = [sys.executable, "-c", _DIGEST], os.environ | {"PYTHONPATH": str(REPOSITORY)} | extra
+        printed.append(subprocess.run(words, env=environment, capture_output=True, check=True, timeout=300).stdout)
     assert printed[0] == printed[1]
 
 
 @pytest.mark.parametrize("name", [name for name, profile in PROFILES.items() if not profile.copies])
 def test_every_profile_stores_the_estimated_flow(name, tmp_path):
-    profile = PROFILES[name].changed(**SMALL)
+    profile = PROFILES[name].changed(short_side=64)
     build = find_ffmpeg()
     if not profile.runs_on(build):
         pytest.skip(f"{build.path} has no encoder {profile.encoder}")
@@ -129,7 +120,7 @@ def test_every_profile_stores_the_estimated_flow(name, tmp_path):
 
 
 def test_flow_changed_by_encoding_is_rejected(tmp_path, monkeypatch):
-    profile = PROFILES["compact"].changed(**SMALL)
+    profile = COMPACT
     video = encode(write_drifting(tmp_path / "drift.mp4"), profile)[0]
     shape = verify(video, profile, frames=(6, 6), rate=25)
     from fastvid.sharding.encode import transcode
@@ -147,7 +138,6 @@ def test_flow_changed_by_encoding_is_rejected(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Four videos."""
     folder = tmp_path_factory.mktemp("raw")
     for number in range(4):
         make(folder / ("a", "b")[number % 2] / f"v{number}.mp4", "-preset", "ultrafast", frames=6 + number)
@@ -156,7 +146,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(folder, tmp_path_factory):
-    """A dataset with flow."""
     out = tmp_path_factory.mktemp("undisturbed") / "out"
     done = command(folder, "--out", out, *OPTIONS, "--workers", 2)
     assert done.returncode == 0, done.stderr
@@ -175,32 +164,26 @@ def test_flow_is_described_in_the_tables(undisturbed):
     facts = pq.read_table(undisturbed / "data-000000.parquet").to_pylist()
     assert [row["stream"] for row in facts] == ["rgb", "flow"] * shard.num_samples
     assert {row["stream"]: row["flow_bound"] for row in facts} == {"rgb": None, "flow": 20.0}
-    meta = json.loads(next(iter(_members(undisturbed / "data-000000.tar", ".json").values())))
+    with tarfile.open(undisturbed / "data-000000.tar") as tar:
+        meta = json.load(tar.extractfile(next(name for name in tar.getnames() if name.endswith(".json"))))
     assert meta["flow"]["parameters"]["PatchStride"] == 3
 
 
 def test_audit_checks_flow_and_sidecars_are_rebuilt_from_the_tar(undisturbed):
     report = verify_dataset(str(undisturbed), workers=1)
-    assert not report.problems
-    assert report.checked["decode"] == 8
-    store = LocalStorage(undisturbed)
-    before = {name: store.read(name) for name in ("data-000000.pkt", "data-000000.idx")}
+    assert (report.problems, report.checked["decode"]) == ([], 8)
+    store, names = LocalStorage(undisturbed), ("data-000000.pkt", "data-000000.idx")
+    before = [store.read(name) for name in names]
     index_shard(store, "data-000000", streams=("rgb", "flow"))
-    assert before == {name: store.read(name) for name in before}
+    assert before == [store.read(name) for name in names]
 
 
-def test_another_bound_is_another_job_and_added_sources_get_the_same_flow(folder, undisturbed, tmp_path, monkeypatch):
+def test_another_bound_is_another_job_and_added_sources_get_the_same_flow(folder, undisturbed, tmp_path):
+    options = {"profile": COMPACT, "streams": "rgb,flow", "workers": 1}
     with pytest.raises(UsageError, match=r"differs in streams\.flow\.bound"):
-        run_job(
-            str(folder),
-            undisturbed,
-            profile=PROFILES["compact"].changed(**SMALL),
-            streams="rgb,flow",
-            flow_bound=10,
-            samples_per_shard=2,
-        )
+        run_job(str(folder), undisturbed, flow_bound=10, samples_per_shard=2, **options)
     base = tmp_path / "base"
-    run_job(str(folder / "a"), base, profile=PROFILES["compact"].changed(**SMALL), streams="rgb,flow", workers=1)
+    run_job(str(folder / "a"), base, **options)
     assert add_sources(str(base), str(folder / "b"), workers=1).report.packed == 2
     _, generation = read_generation(LocalStorage(base))
     assert generation.streams == ("rgb", "flow")
@@ -213,42 +196,34 @@ def test_another_bound_is_another_job_and_added_sources_get_the_same_flow(folder
 
 
 def test_node_with_another_opencv_raises():
-    streams = choose_streams("rgb,flow")
-    how = settings(streams=streams)
-    assert settings_here(how, "node").streams == streams
-    other = replace(how, streams=replace(streams, flow=replace(streams.flow, opencv="3.2.1")))
+    how = settings(streams=choose_streams("rgb,flow"))
+    assert settings_here(how, "node").streams == how.streams
+    node = replace(how, streams=replace(how.streams, flow=replace(how.streams.flow, opencv="3.2.1")))
     with pytest.raises(WorkerError, match=r"node east: .*OpenCV 3\.2\.1"):
-        settings_here(other, "east")
+        settings_here(node, "east")
 
 
 def test_flow_is_returned_in_pixels(tmp_path, capsys):
     write_drifting(tmp_path / "raw.mp4", 5)
-    out = tmp_path / "out"
-    run_job(str(tmp_path / "raw.mp4"), out, profile=PROFILES["compact"].changed(**SMALL), streams="rgb,flow", workers=1)
-    flow = fastvid.open(out)["raw"].flow([0, 4])
+    run_job(str(tmp_path / "raw.mp4"), tmp_path / "out", profile=COMPACT, streams="rgb,flow", workers=1)
+    flow = fastvid.open(tmp_path / "out")["raw"].flow([0, 4])
     assert flow.shape == (2, 64, 96, 2)
     assert np.median(flow[:, 8:-8, 12:-12], axis=(1, 2)) == pytest.approx(np.array([[3, 0], [3, 0]]), abs=0.3)
-    assert main(["inspect", str(out)]) == 0
+    assert main(["inspect", str(tmp_path / "out")]) == 0
     assert "dis by OpenCV" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_invalid_streams_raise_clear_errors(monkeypatch):
+    for arguments, message in (
         ({"streams": "flow"}, "invalid streams 'flow'"),
         ({"streams": "rgb,depth"}, "rgb,depth"),
         ({"streams": "rgb,rgb"}, "rgb,rgb"),
         ({"streams": "rgb,flow", "method": "farneback"}, "unknown flow method 'farneback'[\\s\\S]*dis, tvl1"),
         ({"streams": "rgb,flow", "bound": 0.0}, "flow bound is 0.0"),
         ({"audio": "mp3"}, "unknown audio mode 'mp3'[\\s\\S]*drop, copy, aac"),
-    ],
-)
-def test_invalid_streams_raise_clear_errors(arguments, message):
-    with pytest.raises(UsageError, match=message):
-        choose_streams(**arguments)
-
-
-def test_missing_opencv_names_the_extra(monkeypatch):
+    ):
+        with pytest.raises(UsageError, match=message):
+            choose_streams(**arguments)
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(MissingDependency, match=r"fastvid-toolkit\[flow\]"):
         choose_streams("rgb,flow")
@@ -256,7 +231,7 @@ def test_missing_opencv_names_the_extra(monkeypatch):
 
 def test_job_without_flow_keeps_its_identity_and_does_not_import_opencv(folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
-    run_job(str(folder / "a"), tmp_path / "out", profile=PROFILES["compact"].changed(**SMALL), workers=1)
+    run_job(str(folder / "a"), tmp_path / "out", profile=COMPACT, workers=1)
     store = LocalStorage(tmp_path / "out")
     assert read_generation(store)[1].extras == {}
     assert Shard(store, "data-000000").num_streams == 1
@@ -265,10 +240,3 @@ def test_job_without_flow_keeps_its_identity_and_does_not_import_opencv(folder, 
 def _luma(frame):
     plane = frame.planes[0]
     return np.ndarray((frame.height, frame.width), np.uint8, plane, 0, (plane.line_size, 1)).copy()
-
-
-def _members(path, suffix):
-    import tarfile
-
-    with tarfile.open(path) as tar:
-        return {m.name: tar.extractfile(m).read() for m in tar.getmembers() if m.name.endswith(suffix)}

@@ -2,26 +2,24 @@
 
 import os
 import re
-import signal
-import subprocess
 import sys
-import textwrap
 import time
 from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
-from fastvid.errors import UsageError, WorkerError
+from fastvid.errors import FormatError, UsageError, WorkerError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
+from fastvid.runtime.processes import pack
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.engines.local import ENGINES, LocalEngine, open_engine
-from fastvid.sharding.job.job import run_job
+from fastvid.sharding.engines.local import LocalEngine, open_engine
 from fastvid.sharding.job.run import retry_alone
 from fastvid.sharding.work.tasks import EncodedSample, Outcome, SourceTask
+from tests import forks
 from tests.sharding import shardtools
-from tests.sharding.shardtools import REPOSITORY, encode_source, ledger, make, stub, tars
+from tests.sharding.shardtools import make, stub
 
 SMALL = PROFILES["compact"].changed(short_side=96)
 
@@ -78,11 +76,9 @@ def test_crashed_worker_reports_exit_status_and_error(folder):
 
 def test_killed_worker_loses_only_its_task_and_is_replaced(folder):
     # This "ffmpeg" kills the worker that runs it, once.
-    real = find_ffmpeg().path
-    body = (
-        f'case "$*" in *) if [ -e {folder}/armed ]; then rm {folder}/armed; kill -9 $PPID; fi; exec {real} "$@";; esac'
-    )
-    (folder / "armed").touch()
+    armed = folder / "armed"
+    armed.touch()
+    body = f'if [ -e {armed} ]; then rm {armed}; kill -9 $PPID; fi; exec {find_ffmpeg().path} "$@"'
     with closing(LocalEngine(settings(stub(folder / "ffmpeg", body)), workers=1)) as engine:
         outcomes = list(engine.run(tasks(folder, "a.mp4", "b.mp4", "c.mp4")))
     first, *others = sorted(outcomes, key=lambda outcome: outcome.index)
@@ -104,30 +100,30 @@ def test_stuck_worker_is_killed_with_its_ffmpeg(folder):
 
 def test_killed_job_kills_its_workers_and_their_ffmpeg(folder):
     program = stub(folder / "ffmpeg", f"echo $$ > {folder}/pid; echo $PPID > {folder}/parent; exec sleep 600")
-    code = f"""
-        from dataclasses import replace
-        from fastvid.sharding.engines.local import LocalEngine
-        from fastvid.media.ffmpeg import find_ffmpeg
-        from fastvid.media.ffmpeg import Limits
-        from fastvid.sharding.encode.profiles import PROFILES, Settings
-        from fastvid.sharding.work.tasks import SourceTask
-        build = replace(find_ffmpeg(), path={program!r})
-        engine = LocalEngine(Settings(PROFILES["compact"], build, Limits(), 600.0), workers=1)
-        list(engine.run([SourceTask(0, "a", {str(folder / "a.mp4")!r}, "a")]))
-    """
-    job = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], env=os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    )
+    job = forks.start("-c", JOB, program, folder / "a.mp4")
     try:
         deadline = time.monotonic() + 200
         while not (folder / "parent").exists() or not (folder / "parent").read_text().strip():
             assert time.monotonic() < deadline
             time.sleep(0.05)
     finally:
-        job.send_signal(signal.SIGKILL)
-        job.wait()
+        job.kill()
+        job.join()
     assert gone(int((folder / "pid").read_text()))
     assert gone(int((folder / "parent").read_text()))
+
+
+JOB = """
+import sys
+from dataclasses import replace
+from fastvid.sharding.engines.local import LocalEngine
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.sharding.encode.profiles import PROFILES, Settings
+from fastvid.sharding.work.tasks import SourceTask
+build = replace(find_ffmpeg(), path=sys.argv[1])
+engine = LocalEngine(Settings(PROFILES["compact"], build, Limits(), 600.0), workers=1)
+list(engine.run([SourceTask(0, "a", sys.argv[2], "a")]))
+"""
 
 
 def test_workers_that_cannot_start_raise(folder, monkeypatch):
@@ -146,40 +142,21 @@ def test_worker_memory_is_limited(folder):
     assert by_index[1] is Reason.NOT_VIDEO
 
 
-class Backwards:
-    """Encodes in this process, last task first."""
-
-    def __init__(self, settings, workers=None, address=None):
-        self.settings, self.address = settings, address
-
-    def run(self, tasks):
-        assert self.address == "here"
-        for task in reversed(list(tasks)):
-            yield encode_source(task, self.settings)
-
-    def close(self):
-        pass
-
-
-def test_custom_engine_produces_the_same_bytes(tmp_path, monkeypatch):
-    for number in range(4):
-        make(tmp_path / "raw" / f"{number}.mp4", frames=3 + number)
-    (tmp_path / "raw" / "bad.mp4").write_bytes(b"no video")
-    monkeypatch.setitem(ENGINES, "backwards", f"{__name__}:Backwards")
-    monkeypatch.setitem(sys.modules, __name__, sys.modules[Backwards.__module__])
-    options = {"profile": SMALL, "samples_per_shard": 2}
-    run_job(tmp_path / "raw", tmp_path / "one", workers=2, **options)
-    run_job(tmp_path / "raw", tmp_path / "two", engine="backwards", ray_address="here", **options)
-    assert len(tars(tmp_path / "one")) == 3
-    assert tars(tmp_path / "two") == tars(tmp_path / "one")
-    assert ledger(tmp_path / "two") == ledger(tmp_path / "one")
-
-
 def test_unknown_engine_and_useless_address_raise():
     with pytest.raises(UsageError, match=r"unknown engine 'slurm'[\s\S]*use one of local, ray"):
         open_engine("slurm", settings())
     with pytest.raises(UsageError, match="local engine has no address"):
         open_engine("local", settings(), address="127.0.0.1:6379")
+
+
+def test_a_changed_or_cut_answer_of_a_worker_is_never_taken_for_another():
+    data = PACKED.to_bytes()
+    assert Outcome.from_bytes(data) == PACKED
+    for position in range(len(data)):
+        changed = data[:position] + bytes([data[position] ^ 1 << position % 8]) + data[position + 1 :]
+        for piece in (changed, data[:position], pack({"phase": "probe"})):
+            with pytest.raises(FormatError):
+                Outcome.from_bytes(piece)
 
 
 TASK = SourceTask(3, "a.mp4", "/a.mp4", "a", size=1)

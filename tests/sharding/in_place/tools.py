@@ -13,7 +13,6 @@ from fastvid.media.prove import frame_digest, play
 
 
 def played(path):
-    """Return the digest of every frame that a player shows."""
     return _played(path, path.stat().st_mtime_ns)
 
 
@@ -24,7 +23,6 @@ def _played(path, _changed):
 
 
 def planned(dataset, sample, frames):
-    """Return the digest of each frame, decoded from its own planned packets."""
     (index,), (row,) = dataset.locate([sample])
     shard = dataset.shard(int(index))
     return digests_by_plan(shard.info(int(row)), shard.table(int(row)), shard.reader(int(row)), frames)

@@ -66,7 +66,6 @@ class Base:
 
 
 def make_bases(folder: Path) -> list[Base]:
-    """Write one painted video for each pair of codec and container that this ffmpeg can write."""
     folder.mkdir(exist_ok=True)
     planes, bases = paint(FRAMES, SIZE), []
     for codec, (options, suffixes) in _BASES.items():
@@ -143,19 +142,16 @@ def follows(shown: np.ndarray, decoded: np.ndarray, unsettled: np.ndarray | bool
 
 
 def is_damaged(shown: np.ndarray, intact: np.ndarray) -> bool:
-    """Return whether a picture is none of the intact video's."""
     return any(difference(picture, intact).min() > SAME_LEVELS for picture in shown)
 
 
-def truncate(rng: random.Random, data: bytes, other: bytes) -> bytes:
+def truncate(rng: random.Random, data: bytes, _other: bytes) -> bytes:
     """Truncate the file anywhere, or just before its end."""
-    del other
     return data[: rng.randrange(1, len(data)) if rng.random() < 0.8 else max(1, len(data) - rng.randrange(1, 200))]
 
 
-def flip(rng: random.Random, data: bytes, other: bytes) -> bytes:
+def flip(rng: random.Random, data: bytes, _other: bytes) -> bytes:
     """Flip one or many bits, anywhere or in the headers."""
-    del other
     changed = bytearray(data)
     end = len(data) if rng.random() < 0.6 else min(len(data), 4096)
     for _ in range(rng.choice((1, 3, 10, 100, 1000))):
@@ -180,12 +176,10 @@ def splice(rng: random.Random, data: bytes, other: bytes) -> bytes:
 
 
 def mutate(rng: random.Random, base: Base, other: Base) -> bytes:
-    """Return a copy that is truncated, flipped or spliced."""
     return rng.choice((truncate, flip, flip, splice))(rng, base.data, other.data)
 
 
 def samples(out: Path):
-    """Yield the source and the video of every packed sample."""
     for tar in sorted(out.glob("*.tar")):
         data, source = memoryview(tar.read_bytes()), ""
         for member in read_members(data):
@@ -209,7 +203,6 @@ class Block:
             self.add(f"{number:05d}-{base.codec}.{base.suffix}", base, mutate(rng, base, other))
 
     def add(self, name: str, base: Base, data: bytes) -> None:
-        """Write a file that a base was made into."""
         (self.raw / name).write_bytes(data)
         self.bases[name] = base
 
@@ -267,14 +260,9 @@ class Block:
         return name, verdicts
 
 
-def blanked(video: np.ndarray) -> tuple[int, tuple[int, int]]:
-    """Return the number of the picture that `blank` changes, and the row and column of its tile."""
-    return len(video) // 2, (SIZE[0] // TILE - 1, 0)
-
-
-def blank(video: np.ndarray) -> np.ndarray:
-    """Return pictures of which a tile is black, as a decoder shows a slice that it lost."""
-    number, (row, column) = blanked(video)
+def blank(video: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
+    """Return pictures with a black tile, as a decoder shows a slice that it lost, and its picture, row and column."""
+    place = (len(video) // 2, SIZE[0] // TILE - 1, 0)
     video = video.copy()
-    tiles(video)[number, row, column] = BLACK
-    return video
+    tiles(video)[place] = BLACK
+    return video, place

@@ -72,21 +72,18 @@ OPTIONS = ["--samples-per-shard", "24", *os.environ.get("FASTVID_SOAK_OPTIONS", 
 
 @pytest.fixture(scope="module")
 def known(footage):
-    """Rows of the manifest by file."""
     with (footage / "manifest.csv").open(encoding="utf-8", newline="") as file:
         return {f"{row['folder']}/{row['file']}": row for row in csv.DictReader(file)}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Folder of the datasets."""
     named = os.environ.get("FASTVID_SOAK_DIR")
     return Path(named) if named else tmp_path_factory.mktemp("corpus")
 
 
 @pytest.fixture(scope="module")
 def record():
-    """The results, written after all profiles have finished."""
     record = {"schema": "fastvid-shard-corpus/1", "machine": machine_facts(), "profiles": {}}
     yield record
     if len(record["profiles"]) == len(PROFILES):

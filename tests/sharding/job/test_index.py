@@ -26,6 +26,7 @@ from fastvid.sharding.verify.verify import verify_dataset
 from tests.sharding.in_place import tools
 from tests.sharding.shardtools import ffmpeg, ledger, make, tar_of
 
+X264 = ("-c:v", "libx264", "-g", "10")
 X265 = ("-c:v", "libx265", "-preset", "ultrafast", "-x265-params")
 # Real files that other tools wrote, with the special feature of each.
 FOOTAGE = {
@@ -63,12 +64,12 @@ def is_whole(found):
         ("x264.mp4", ("-c:v", "libx264", "-g", "20", "-bf", "5"), True),
         ("open-h264.mp4", ("-c:v", "libx264", "-x264-params", "open-gop=1:keyint=10:bframes=3:scenecut=0"), True),
         ("open-hevc.mp4", (*X265, "log-level=none:open-gop=1:keyint=10:bframes=3:b-pyramid=1"), True),
-        ("fragmented.mp4", ("-c:v", "libx264", "-g", "10", "-movflags", "frag_keyframe+empty_moov"), True),
-        ("x264.mkv", ("-c:v", "libx264", "-g", "10"), True),
+        ("fragmented.mp4", (*X264, "-movflags", "frag_keyframe+empty_moov"), True),
+        ("x264.mkv", X264, True),
         ("vp9.webm", ("-c:v", "libvpx-vp9", "-g", "10", "-cpu-used", "8", "-lag-in-frames", "8"), False),
         ("vp8.webm", ("-c:v", "libvpx", "-g", "10", "-auto-alt-ref", "1", "-lag-in-frames", "8"), False),
-        ("x264.avi", ("-c:v", "libx264", "-g", "10", "-bf", "2"), True),
-        ("x264.flv", ("-c:v", "libx264", "-g", "10"), True),
+        ("x264.avi", (*X264, "-bf", "2"), True),
+        ("x264.flv", X264, True),
         ("mjpeg.avi", ("-c:v", "mjpeg", "-q:v", "4"), True),
         ("av1.mp4", ("-c:v", "libaom-av1", "-usage", "realtime", "-cpu-used", "8", "-g", "10"), False),
     ],
@@ -87,17 +88,19 @@ def test_planned_frames_of_foreign_files_match_a_player(name, options, droppable
 
 @pytest.mark.parametrize("name", ["mpeg4.mp4", "packed.avi"])
 def test_codecs_without_a_header_parser_are_decoded_whole(name, tmp_path):
-    path = make(tmp_path / name, "-pix_fmt", "yuv420p", "-c:v", "mpeg4", size="80x48", frames=20)
-    found = check(path.read_bytes())
+    found = check(film(tmp_path / name, "-pix_fmt", "yuv420p", "-c:v", "mpeg4").read_bytes())
     assert is_whole(found)
     assert found.notes[-1].startswith("whole: packet headers of ")
 
 
+def film(path, *options, frames=40):
+    return make(path, *options, size="80x48", frames=frames)
+
+
 def test_packets_hidden_by_an_edit_list_stay_in_the_plan(tmp_path):
-    source = make(tmp_path / "a.mp4", "-c:v", "libx264", "-g", "40", size="80x48", frames=40)
-    cut = tmp_path / "cut.mp4"
-    ffmpeg("-ss", "0.5", "-i", str(source), "-c", "copy", str(cut))
-    found = check(cut.read_bytes())
+    source = film(tmp_path / "a.mp4", "-c:v", "libx264", "-g", "40")
+    ffmpeg("-ss", "0.5", "-i", str(source), "-c", "copy", str(tmp_path / "cut.mp4"))
+    found = check((tmp_path / "cut.mp4").read_bytes())
     hidden = (found.records["flags"] & PacketFlag.HIDDEN) != 0
     assert hidden.any()
     assert found.info.num_frames + int(hidden.sum()) == len(found.records)
@@ -110,31 +113,26 @@ def test_real_files_are_indexed_or_rejected_with_a_reason(name, footage):
 
 
 def test_damaged_videos_are_rejected_with_a_reason(tmp_path):
-    data = make(tmp_path / "a.mp4", "-c:v", "libx264", "-g", "10", size="80x48", frames=30).read_bytes()
-    found = index_video(data, Limits(), hdr="keep")
-    middle = found.records[12]
-    broken = bytearray(data)
-    broken[int(middle["offset"]) + 8 : int(middle["offset"]) + int(middle["size"])] = bytes(int(middle["size"]) - 8)
-    for bad in (bytes(broken), data[: len(data) // 3], b"", b"#EXTM3U\nfile:secret.mp4\n"):
+    data = film(tmp_path / "a.mp4", *X264).read_bytes()
+    middle = index_video(data, Limits(), hdr="keep").records[12]
+    start, size = int(middle["offset"]), int(middle["size"])
+    broken = data[: start + 8] + bytes(size - 8) + data[start + size :]
+    for bad in (broken, data[: len(data) // 3], b"", b"#EXTM3U\nfile:secret.mp4\n"):
         with pytest.raises(SourceError) as caught:
             index_video(bad, Limits())
         assert caught.value.reason in list(Reason)
-
-
-def test_fragmented_packets_are_refused(tmp_path):
-    path = make(tmp_path / "a.ts", "-c:v", "libx264", "-pix_fmt", "yuv420p", size="160x96", frames=20)
     with pytest.raises(SourceError, match="not contiguous") as caught:
-        index_video(path.read_bytes(), Limits())
+        index_video(make(tmp_path / "a.ts", *X264, size="160x96").read_bytes(), Limits())
     assert caught.value.reason == Reason.NO_INDEX
 
 
 def test_wrong_droppable_flag_is_detected(tmp_path, monkeypatch):
-    data = make(tmp_path / "a.mp4", "-c:v", "libx264", "-bf", "0", "-g", "20", size="80x48", frames=40).read_bytes()
+    data = film(tmp_path / "a.mp4", "-c:v", "libx264", "-bf", "0", "-g", "20").read_bytes()
     assert not is_whole(index_video(data, Limits()))
     honest = prove.packet_flags
 
-    def lying(codec, extradata, packets):
-        flags = honest(codec, extradata, packets)
+    def lying(*arguments):
+        flags = honest(*arguments)
         flags[5] |= np.uint32(PacketFlag.DROPPABLE)
         flags[25] |= np.uint32(PacketFlag.KEY)
         return flags
@@ -147,36 +145,23 @@ def test_wrong_droppable_flag_is_detected(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory):
-    """Small videos of several kinds."""
+    kinds = {"a.mp4": (*X264, "-pix_fmt", "yuv420p"), "b.webm": ("-c:v", "libvpx", "-pix_fmt", "yuv420p", "-g", "10"),
+             "c.avi": ("-c:v", "mpeg4")}  # fmt: skip
     folder = tmp_path_factory.mktemp("clips")
-    kinds = {
-        "a.mp4": ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-g", "10"),
-        "b.webm": ("-c:v", "libvpx", "-pix_fmt", "yuv420p", "-g", "10"),
-        "c.avi": ("-c:v", "mpeg4"),
-    }
-    return {
-        name: make(folder / name, *options, size="80x48", frames=20).read_bytes() for name, options in kinds.items()
-    }
+    return {name: make(folder / name, *how, size="80x48", frames=20).read_bytes() for name, how in kinds.items()}
 
 
 @pytest.fixture
 def tars(clips, tmp_path):
     """Two tars as webdataset and tar write them; the second has a sample without a video, a broken one, and dots."""
-    folder = tmp_path / "tars"
-    folder.mkdir()
-    with webdataset.TarWriter(str(folder / "00000.tar")) as writer:
-        writer.write({"__key__": "000000", "mp4": clips["a.mp4"], "txt": "a dog runs", "cls": 3})
-        writer.write(
-            {"__key__": "000001", "json": {"caption": "a cat", "nested": {"fps": 25}}, "webm": clips["b.webm"]}
-        )
-    members = [
-        ("one/000000.mp4", clips["a.mp4"]),
-        ("one/000000.cls", b"1"),
-        ("none.txt", b"only words"),
-        ("bad.mp4", clips["a.mp4"][:200]),
-        ("c d.avi", clips["c.avi"]),
-    ]
+    folder, video = tmp_path / "tars", clips["a.mp4"]
+    members = [("one/000000.mp4", video), ("one/000000.cls", b"1"), ("none.txt", b"only words"),
+               ("bad.mp4", video[:200]), ("c d.avi", clips["c.avi"])]  # fmt: skip
     tar_of(folder / "00001.tar", members)
+    described = {"caption": "a cat", "nested": {"fps": 25}}
+    with webdataset.TarWriter(str(folder / "00000.tar")) as writer:
+        writer.write({"__key__": "000000", "mp4": video, "txt": "a dog runs", "cls": 3})
+        writer.write({"__key__": "000001", "json": described, "webm": clips["b.webm"]})
     return folder
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 import webdataset
 
@@ -18,15 +17,13 @@ from fastvid.errors import JobError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.reasons import Reason, explain_note
-from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.lock import lock_folder
 from fastvid.sharding.job.plan import JobPart
 from fastvid.storage import LocalStorage
 from tests.datasets import make_clip
-from tests.sharding.shardtools import REPOSITORY, command, ledger, make, other_build, tars
+from tests.sharding.shardtools import REPOSITORY, SMALL, command, ledger, make, other_build, tars
 
-SMALL = PROFILES["compact"].changed(short_side=64)
 OPTIONS = ["--short-side", "64", "--samples-per-shard", "3"]
 
 
@@ -45,7 +42,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(folder, tmp_path_factory):
-    """The output of an undisturbed run."""
     out = tmp_path_factory.mktemp("undisturbed") / "out"
     done = command(folder, "--out", out, *OPTIONS, "--workers", 2)
     assert done.returncode == 3, done.stderr
@@ -67,17 +63,11 @@ def test_summary_counts_rejections_by_reason_and_sets_the_exit_code(folder, undi
     assert rows["run/v0.mp4"]["bytes_in"] == (folder / "run" / "v0.mp4").stat().st_size
     assert sorted(os.listdir(out / "generations")) == ["000001.json"]
     assert not (out / "ledger-parts").exists()
-
-
-def test_classes_and_keys_come_from_the_folders(undisturbed):
-    out, _ = undisturbed
     dataset = Dataset(str(out))
-    assert dataset.classes == ("jump", "run")
-    assert len(dataset) == 10
+    assert (dataset.classes, len(dataset)) == (("jump", "run"), 10)
     labels = dict(zip(dataset.keys.to_pylist(), dataset.labels.tolist(), strict=True))
     assert all(dataset.classes[label] == key.split("/")[0] for key, label in labels.items())
-    shard, row = (int(a[0]) for a in dataset.locate([dataset.find("jump/v3")]))
-    info = dataset.shard(shard).info(row)
+    info = fastvid.open(out)["jump/v3"].info
     assert (info.num_frames, info.fps, info.height) == (7, 13, 64)
 
 
@@ -120,7 +110,6 @@ def test_staged_samples_are_reused_unless_damaged(folder, undisturbed, tmp_path)
 
 
 def test_rejected_source_moves_no_other_sample(folder, undisturbed, tmp_path):
-    """If one source becomes bad, only its shard changes."""
     raw = tmp_path / "raw"
     shutil.copytree(folder, raw)
     victim = raw / "run" / "v4.mp4"
@@ -130,26 +119,34 @@ def test_rejected_source_moves_no_other_sample(folder, undisturbed, tmp_path):
     assert len(set(before.items()) ^ set(after.items())) == 2
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        (["--crf", "30"], "profile.crf"),
-        (["--seed", "1"], "order.seed"),
-        (["--max-seconds", "0.3"], "max_seconds"),
-        (["--samples-per-shard", "4"], "order.samples_per_shard"),
-    ],
-)
-def test_unfinished_job_resumes_only_with_the_same_arguments(change, field, folder, unfinished):
-    done = command(folder, "--out", unfinished, *OPTIONS, *change)
-    assert done.returncode == 1
-    assert f"the unfinished job here has {field}" in done.stderr
+def test_unfinished_job_resumes_only_with_the_same_arguments_sources_and_build(folder, tmp_path):
+    out, raw = tmp_path / "out", tmp_path / "raw"
+    assert command(folder, "--out", out, *OPTIONS, "--workers", 1, fault="ledger:2").returncode == -9
+    shutil.copytree(folder, raw)
+    (raw / "run" / "v0.mp4").write_bytes((raw / "run" / "v2.mp4").read_bytes())
+    other = {"FASTVID_FFMPEG": other_build(tmp_path / "ffmpeg")}
+    for source, options, variables, said in (
+        (folder, ["--crf", "30"], {}, "profile.crf"),
+        (folder, ["--seed", "1"], {}, "order.seed"),
+        (folder, ["--max-seconds", "0.3"], {}, "max_seconds"),
+        (folder, ["--samples-per-shard", "4"], {}, "order.samples_per_shard"),
+        (raw, [], {}, "sources.bytes"),
+        (folder, [], other, "encoder."),
+    ):
+        done = command(source, "--out", out, *OPTIONS, *options, **variables)
+        assert done.returncode == 1
+        assert f"the unfinished job here has {said}" in done.stderr
+    assert "--allow-encoder-change" in done.stderr
+    done = command(folder, "--out", out, *OPTIONS, "--allow-encoder-change", **other)
+    assert done.returncode == 3, done.stderr
+    generation = json.loads((out / "generations" / "000001.json").read_text())
+    assert len({shard["encoder"]["version"] for shard in generation["shards"]}) == 2
 
 
 def test_summaries_explain_warnings_and_name_the_next_command(folder, tmp_path, capsys, caplog):
     with caplog.at_level("INFO"):
-        assert (
-            main(["shard", str(folder), "--out", str(tmp_path / "set"), "--short-side", "128", "--workers", "1"]) == 3
-        )
+        words = ["shard", str(folder), "--out", str(tmp_path / "set"), "--short-side", "128", "--workers", "1"]
+        assert main(words) == 3
     said = capsys.readouterr().out
     assert "10   kept-small (smaller than the short side; --enlarge enlarges them)" in said
     assert fastvid.open(str(tmp_path / "set")).column("height").to_pylist() == [64] * 10
@@ -157,38 +154,6 @@ def test_summaries_explain_warnings_and_name_the_next_command(folder, tmp_path, 
     assert re.search(r"\d+ videos in 2 classes, [\d.]+ kB", caplog.text)
     assert explain_note("whole: why").endswith("`fastvid shard` makes them fast)")
     assert explain_note("size") != explain_note("sizeless") == "sizeless"
-
-
-@pytest.fixture(scope="module")
-def unfinished(folder, tmp_path_factory):
-    """A job that was killed after two sources."""
-    out = tmp_path_factory.mktemp("unfinished") / "out"
-    assert command(folder, "--out", out, *OPTIONS, fault="encode:3").returncode == -9
-    return out
-
-
-def test_another_source_list_or_build_is_refused_by_name(folder, unfinished, tmp_path):
-    raw = tmp_path / "raw"
-    shutil.copytree(folder, raw)
-    (raw / "run" / "v0.mp4").write_bytes((raw / "run" / "v2.mp4").read_bytes())
-    done = command(raw, "--out", unfinished, *OPTIONS)
-    assert done.returncode == 1
-    assert "the unfinished job here has sources.bytes" in done.stderr
-    other = {"FASTVID_FFMPEG": other_build(tmp_path / "ffmpeg")}
-    done = command(folder, "--out", unfinished, *OPTIONS, **other)
-    assert done.returncode == 1
-    assert "the unfinished job here has encoder." in done.stderr
-    assert "--allow-encoder-change" in done.stderr
-
-
-def test_another_encoder_build_resumes_when_allowed_and_is_recorded_per_shard(folder, tmp_path):
-    out = tmp_path / "out"
-    assert command(folder, "--out", out, *OPTIONS, "--workers", 1, fault="ledger:2").returncode == -9
-    other = {"FASTVID_FFMPEG": other_build(tmp_path / "ffmpeg")}
-    done = command(folder, "--out", out, *OPTIONS, "--allow-encoder-change", **other)
-    assert done.returncode == 3, done.stderr
-    generation = json.loads((out / "generations" / "000001.json").read_text())
-    assert len({shard["encoder"]["version"] for shard in generation["shards"]}) == 2
 
 
 def test_finished_dataset_is_not_changed(folder, undisturbed):
@@ -203,16 +168,13 @@ def test_finished_dataset_is_not_changed(folder, undisturbed):
     assert tars(out) == before
 
 
-def test_second_job_in_a_folder_is_refused(folder, tmp_path):
+def test_a_folder_in_use_and_one_that_cannot_be_created_are_errors(folder, tmp_path):
     out = tmp_path / "out"
     with lock_folder(LocalStorage(out)):
         done = command(folder, "--out", out, *OPTIONS)
     assert done.returncode == 1
     assert "another job is running here" in done.stderr
     assert os.listdir(out) == []
-
-
-def test_output_that_cannot_be_created_is_an_error(folder, tmp_path):
     (tmp_path / "file").touch()
     done = command(folder, "--out", tmp_path / "file", *OPTIONS)
     assert done.returncode == 1
@@ -267,13 +229,12 @@ def test_long_videos_are_split_into_segments_of_equal_length(tmp_path):
     make(tmp_path / "raw" / "long.mp4", frames=50, rate="10")
     report = run_job(str(tmp_path / "raw"), str(tmp_path / "out"), profile=SMALL, workers=1, max_seconds=2)
     assert report.packed == 1
-    annotations = pq.read_table(tmp_path / "out" / "annotations-000001.parquet").to_pylist()
-    assert [(row["key"], row["num_frames"], row["start_seconds"]) for row in annotations] == [
-        ("long/0000", 16, 0.0),
-        ("long/0001", 17, 1.6),
-        ("long/0002", 17, 3.3),
+    rows = Dataset(str(tmp_path / "out")).annotations.to_pylist()
+    assert [(row["key"], row["num_frames"], row["start_seconds"], row["parent"]) for row in rows] == [
+        ("long/0000", 16, 0.0, "long.mp4"),
+        ("long/0001", 17, 1.6, "long.mp4"),
+        ("long/0002", 17, 3.3, "long.mp4"),
     ]
-    assert {row["parent"] for row in annotations} == {"long.mp4"}
     (row,) = ledger(tmp_path / "out")
     assert (row["num_frames"], row["key"]) == (50, "long")
 
@@ -343,17 +304,17 @@ def test_tar_lost_after_its_part_finished_is_rebuilt(folder, undisturbed, tmp_pa
 
 def test_only_parts_may_share_a_folder(tmp_path):
     store = LocalStorage(tmp_path / "out")
+
+    def refused(part):
+        with pytest.raises(JobError, match="another job"), lock_folder(store, part):
+            pass
+
     with lock_folder(store, JobPart(0, 2)):
-        with (
-            lock_folder(store, JobPart(1, 2)),
-            pytest.raises(JobError, match="another job"),
-            lock_folder(store, JobPart(1, 2)),
-        ):
-            pass
-        with pytest.raises(JobError, match="another job"), lock_folder(store):
-            pass
-    with lock_folder(store), pytest.raises(JobError, match="another job"), lock_folder(store, JobPart(0, 2)):
-        pass
+        with lock_folder(store, JobPart(1, 2)):
+            refused(JobPart(1, 2))
+        refused(None)
+    with lock_folder(store):
+        refused(JobPart(0, 2))
     with lock_folder(store):
         pass
     assert not list((tmp_path / "out").iterdir())
@@ -374,9 +335,3 @@ def test_lock_is_released_when_its_process_is_killed(tmp_path):
     with lock_folder(LocalStorage(tmp_path)):
         pass
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("text", ["2/2", "1", "-1/2", "1/0", "a/b", "1/2/3", "٣/٤", ""])
-def test_invalid_parts_are_refused(text):
-    with pytest.raises(UsageError, match="invalid part"):
-        JobPart.parse(text)

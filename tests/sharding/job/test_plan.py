@@ -2,6 +2,7 @@
 
 import datetime
 from dataclasses import replace
+from functools import partial
 from itertools import groupby, pairwise
 
 import pytest
@@ -9,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
-from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profiles import PROFILES, Settings
 from fastvid.sharding.job.frozen import start_work
 from fastvid.sharding.job.job import EncodeShards
-from fastvid.sharding.job.plan import JobPart, digest, file_order, list_identity, plan_shards
+from fastvid.sharding.job.plan import JobPart, file_order, plan_shards
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.storage import LocalStorage
+from tests.sharding.shardtools import settings
 
 keys = st.sets(st.integers(0, 10**6), min_size=1, max_size=60)
 
@@ -28,21 +28,22 @@ def sources(numbers, size=0):
 @pytest.mark.parametrize(
     ("text", "variables", "part"),
     [
-        ("auto", {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "8", "SLURM_ARRAY_TASK_MIN": "0"}, "3/8"),
+        ("auto", {"ID": "3", "COUNT": "8", "MIN": "0"}, "3/8"),
         ("auto", {"RANK": "1", "WORLD_SIZE": "2"}, "1/2"),
         ("auto/64", {"JOB_COMPLETION_INDEX": "5"}, "5/64"),
-        ("auto/64", {"SLURM_ARRAY_TASK_ID": "9", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "3"}, "9/64"),
-        ("auto", {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "3"}, "auto/64"),
+        ("auto/64", {"ID": "9", "COUNT": "4", "MIN": "3"}, "9/64"),
+        ("auto", {"ID": "3", "COUNT": "4", "MIN": "3"}, "auto/64"),
         ("auto", {"JOB_COMPLETION_INDEX": "5"}, "auto/64"),
         ("auto/4", {"JOB_COMPLETION_INDEX": "5"}, "invalid part '5/4'"),
         ("auto", {}, "SLURM_ARRAY_TASK_ID, JOB_COMPLETION_INDEX, RANK"),
+        *((text, {}, "invalid part") for text in ("2/2", "1", "-1/2", "1/0", "a/b", "1/2/3", "٣/٤", "")),
     ],
 )
 def test_automatic_part_is_that_of_the_array_pod_or_rank(text, variables, part, monkeypatch):
     for name in ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX", "RANK"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}" if name in ("ID", "COUNT", "MIN") else name, value)
     if "/" in part and part[0].isdigit():
         assert str(JobPart.parse(text)) == part
     else:
@@ -51,20 +52,14 @@ def test_automatic_part_is_that_of_the_array_pod_or_rank(text, variables, part, 
 
 
 def test_a_part_of_a_frozen_list_is_its_own_rows_and_lists_nothing(tmp_path):
-    listed = tuple(
-        replace(one, columns={"day": datetime.date(2026, 1, 1), "score": float("nan"), "name": "\udce4"})
-        for one in sources(range(50))
-    )
+    columns = {"day": datetime.date(2026, 1, 1), "score": float("nan"), "name": "\udce4"}
+    listed = tuple(replace(one, columns=columns) for one in sources(range(50)))
     broken = Source("x", "x", problem=(Reason.MISSING, "gone"), key="x")
     found = SourceList((*listed, broken), ("0", "1"), {"hidden file": 2})
-    build = find_ffmpeg()
 
     def start(part, listing=None, given="a", folder=tmp_path):
-        store, how = LocalStorage(folder), Settings(PROFILES["compact"], build, Limits(), 600.0)
-
-        def make(found):
-            return EncodeShards(store, found, how, samples_per_shard=4)
-
+        store = LocalStorage(folder)
+        make = partial(EncodeShards, store, settings=settings(), samples_per_shard=4)
         return start_work(store, {"given": given}, part, lambda: listing or pytest.fail(given), make)
 
     whole = start(JobPart(0, 3), found)
@@ -80,20 +75,6 @@ def test_a_part_of_a_frozen_list_is_its_own_rows_and_lists_nothing(tmp_path):
     start(None, signed, folder=tmp_path / "signed")
     assert not list(tmp_path.glob("signed/**/*.sources")), "signatures are secrets, and expire"
     assert len(start(JobPart(1, 3), fewer, "b").found.sources) == 50, "another list is read anew"
-
-
-@pytest.mark.parametrize("number", [0, 1, 3])
-def test_the_identity_of_a_list_is_the_digest_of_its_json(number):
-    listed = tuple(replace(one, columns={"b": 1, "a": None}, tag="x", size=7) for one in sources(range(number)))
-    found = SourceList((*listed, Source("gone", "gone", problem=(Reason.MISSING, "gone"), key="g")), ("0", "1"), {})
-    identity = list_identity(found, ((one.id, one.tag) for one in listed), seed=0, samples_per_shard=4)
-    notes = [(one.id, one.label, dict(one.columns), one.problem) for one in found.sources]
-    assert identity["sources"] == {
-        "number": number,
-        "bytes": 7 * number,
-        "sha256": digest([(one.id, one.tag) for one in listed]),
-    }
-    assert identity["annotations"] == {"number": number + 1, "sha256": digest([notes, found.classes])}
 
 
 @given(keys, st.integers(1, 20), st.randoms())

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from typing import ClassVar
+from unittest.mock import Mock
 
 import pytest
 
@@ -41,7 +41,7 @@ def start(folder, out, *arguments, fault=""):
 
 
 def test_status_of_a_job_that_runs_is_killed_and_resumed(folder, tmp_path, capsys):
-    out = tmp_path / "out"
+    out, host = tmp_path / "out", socket.gethostname()
     assert main(["status", str(out)]) == 1
     assert "no dataset and no unfinished job" in capsys.readouterr().err
     # A process records its progress after two seconds and then every twenty: the work of a killed one is in the first.
@@ -57,16 +57,10 @@ def test_status_of_a_job_that_runs_is_killed_and_resumed(folder, tmp_path, capsy
             if mine and found.shards_done and found.sources_done:
                 break
             time.sleep(0.2)
-        assert (found.kind, found.command, found.state, found.shards, found.sources) == (
-            "job",
-            "shard",
-            "running",
-            16,
-            31,
-        )
+        job_is = (found.kind, found.command, found.state, found.shards, found.sources)
+        assert job_is == ("job", "shard", "running", 16, 31)
         (process,) = found.parts
-        assert (process.part, process.state, process.host) == (None, "running", socket.gethostname())
-        assert process.pid == job.pid
+        assert (process.part, process.state, process.host, process.pid) == (None, "running", host, job.pid)
         assert job.poll() is None, "the job was running when its status was read"
     finally:
         job.send_signal(signal.SIGKILL)
@@ -76,7 +70,7 @@ def test_status_of_a_job_that_runs_is_killed_and_resumed(folder, tmp_path, capsy
     assert main(["status", str(out)]) == 0
     said = capsys.readouterr().out
     assert "job: fastvid shard, interrupted" in said
-    assert f"stale    {socket.gethostname()} process {job.pid}" in said
+    assert f"stale    {host} process {job.pid}" in said
     assert start(folder, out).wait(timeout=240) == 3
     done = read_status(str(out))
     assert done.job is None
@@ -118,8 +112,7 @@ def test_status_of_parts_adds_up(folder, tmp_path, capsys):
 
 def test_failed_process_is_named(folder, tmp_path):
     out = tmp_path / "out"
-    limited = start(folder, out, fault="encode:3:EIO")
-    assert limited.wait() > 0
+    assert start(folder, out, fault="encode:3:EIO").wait() > 0
     job = read_status(str(out)).job
     assert (job.state, [part.state for part in job.parts]) == ("interrupted", ["failed"])
     assert job.sources_done == 2
@@ -135,24 +128,6 @@ def test_status_of_a_job_in_an_object_store(folder, s3):
     assert [(part.part, part.state, part.pid) for part in status.job.parts] == [("1/16", "finished", os.getpid())]
 
 
-class Counting(LocalStorage):
-    """A folder that counts requests."""
-
-    counts: ClassVar[Counter[str]] = Counter()
-
-    def list(self, prefix=""):
-        self.counts["list"] += 1
-        return super().list(prefix)
-
-    def exists(self, name):
-        self.counts["exists"] += 1
-        return super().exists(name)
-
-    def read(self, name):
-        self.counts["read"] += 1
-        return super().read(name)
-
-
 def record(part, of, **changes):
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {
@@ -164,26 +139,26 @@ def record(part, of, **changes):
 
 
 def test_thousand_parts_cost_one_request_each(tmp_path, monkeypatch, capsys):
-    store = Counting(tmp_path)
-    lines = {"job.json": json.dumps({"sources": {"number": 1_000_000}})}
-    for part in range(1000):
-        changes = {"time": "2026-01-01T00:00:00Z"} if part == 3 else {"state": "finished"} if part == 4 else {}
-        if part == 5:
-            # In this namespace, a process that has ended is known at once.
-            ended = subprocess.Popen([sys.executable, "-c", ""])
-            ended.wait()
-            changes = {"namespace": namespace(), "pid": ended.pid}
-        if part == 6:
-            changes = {"sources_per_second": 0.5}
-        lines[f"progress/part-{part}-of-1000.json"] = json.dumps(record(part, 1000, **changes))
-    lines |= {f"data-{shard:06d}.parquet": "" for shard in range(2000)}
-    (tmp_path / "ledger-parts" / "progress").mkdir(parents=True)
-    for name, text in lines.items():
-        (tmp_path / "ledger-parts" / name).write_text(text)
+    # In this namespace, a process that has ended is known at once.
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    odd = {3: {"time": "2026-01-01T00:00:00Z"}, 4: {"state": "finished"}, 6: {"sources_per_second": 0.5},
+           5: {"namespace": namespace(), "pid": ended.pid}}  # fmt: skip
+    folder = tmp_path / "ledger-parts"
+    (folder / "progress").mkdir(parents=True)
+    (folder / "job.json").write_text(json.dumps({"sources": {"number": 1_000_000}}))
+    parts = [folder / f"progress/part-{part}-of-1000.json" for part in range(1000)]
+    for part, path in enumerate(parts):
+        path.write_text(json.dumps(record(part, 1000, **odd.get(part, {}))))
+    for shard in range(2000):
+        (folder / f"data-{shard:06d}.parquet").touch()
+    store = LocalStorage(tmp_path)
+    asked = {name: Mock(wraps=getattr(store, name)) for name in ("list", "read", "exists")}
+    for name, counted in asked.items():
+        monkeypatch.setattr(store, name, counted)
     monkeypatch.setattr(status_module, "open_storage", lambda folder: store)
-    monkeypatch.setattr(Counting, "counts", Counter())
     job = read_status(str(tmp_path)).job
-    assert Counting.counts == {"list": 1, "read": 1001, "exists": 1}
+    assert {name: counted.call_count for name, counted in asked.items()} == {"list": 1, "read": 1001, "exists": 1}
     assert Counter(part.state for part in job.parts) == {"running": 997, "finished": 1, "stale": 2}
     assert [part.part for part in job.parts[:7]] == [f"{n}/1000" for n in range(7)]
     assert [job.parts[n].state for n in (3, 4, 5)] == ["stale", "finished", "stale"]
@@ -191,20 +166,19 @@ def test_thousand_parts_cost_one_request_each(tmp_path, monkeypatch, capsys):
     assert job.sources_per_second == 996 * 2 + 0.5
     # The slowest part, not the mean, determines the time left.
     assert job.seconds_left == 750 / 0.5
-    assert main(["status", str(tmp_path), "--missing"]) == 0
-    assert capsys.readouterr().out == "3,5\n"
-    for part in (10, 11, 12, 999):
-        (tmp_path / f"ledger-parts/progress/part-{part}-of-1000.json").unlink()
-    assert main(["status", str(tmp_path), "--missing"]) == 0
-    assert capsys.readouterr().out == "3,5,10-12,999\n"
-    for part in (10, 11, 12, 999):
-        name = f"ledger-parts/progress/part-{part}-of-1000.json"
-        (tmp_path / name).write_text(json.dumps(record(part, 1000)))
-    assert main(["status", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
+    said = printed(capsys, tmp_path)
     assert "997 running, 2 stale" in said
     assert said.index("node3 process 7") < said.index("node0 process 7"), "stale parts are listed first"
     assert "and 980 more: use --all" in said
+    assert printed(capsys, tmp_path, "--missing") == "3,5\n"
+    for part in (10, 11, 12, 999):
+        parts[part].unlink()
+    assert printed(capsys, tmp_path, "--missing") == "3,5,10-12,999\n"
+
+
+def printed(capsys, folder, *options):
+    assert main(["status", str(folder), *options]) == 0
+    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

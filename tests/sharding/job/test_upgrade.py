@@ -17,6 +17,7 @@ from fastvid.sharding.job.index import index_tars, rebuild
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
 from tests.datasets import make_clip, pack, recommit
+from tests.sharding.shardtools import contents
 
 # Format 1, as fastvid 0.1 wrote it.
 STREAM_1 = np.dtype(
@@ -34,7 +35,6 @@ HEADER_1 = np.dtype(
 
 
 def pkt_1(shard: Shard) -> bytes:
-    """Return the packet sidecar of a shard as fastvid 0.1 wrote it."""
     rows, extradata, packets = np.zeros(shard.num_samples, STREAM_1), bytearray(), []
     for number, row in enumerate(rows):
         info, table = shard.info(number), shard.table(number)
@@ -57,7 +57,6 @@ def pkt_1(shard: Shard) -> bytes:
 
 
 def downgrade(store: LocalStorage) -> None:
-    """Rewrite a dataset as fastvid 0.1 wrote it."""
     for name in store.list():
         if name.endswith(".pkt"):
             store.write(name, pkt_1(Shard(store, name.removesuffix(".pkt"))))
@@ -69,12 +68,7 @@ def downgrade(store: LocalStorage) -> None:
             store.write(name, json.dumps(record).encode())
 
 
-def contents(store: LocalStorage) -> dict[str, bytes]:
-    return {name: store.read(name) for name in store.list()}
-
-
 def show(url, **options):
-    """Return all that a user sees of a dataset."""
     dataset = fastvid.open(url, **options)
     frames = [video.frames(range(len(video))).data.tobytes() for video in dataset]
     return dataset.annotations.to_pylist(), dataset.classes, dataset.dataset_id, repr(dataset), frames
@@ -113,6 +107,11 @@ def test_a_dataset_of_0_1_is_refused_and_upgraded_with_labels_classes_and_splits
 
 def test_an_interrupted_upgrade_is_refused_and_resumes(store):
     before = show(store.url)
+    store.write("data-000000.pkt", pkt_1(Shard(store, "data-000000")))
+    with pytest.raises(VersionError, match=r"1\.0 is that of fastvid 0\.1.*data-000000\.pkt") as caught:
+        fastvid.open(store.url)["c/0"]
+    assert "`fastvid index DIR`" in caught.value.hint
+    rebuild(store.url, workers=1)
     downgrade(store)
     good = store.read("data-000001.tar")
     store.write("data-000001.tar", good[:-1024] + bytes([1]) * 1024)
@@ -147,13 +146,6 @@ def test_an_upgrade_adds_the_facts_to_select_by(store):
     assert show(store.url, generation=before.generation.number) == pinned, "older generations stay as they were"
     kept = [name for name in old.column_names if name != "duration"]
     assert after.annotations.select(kept).equals(old.select(kept))
-
-
-def test_a_packet_sidecar_of_0_1_is_refused_by_name(store):
-    store.write("data-000000.pkt", pkt_1(Shard(store, "data-000000")))
-    with pytest.raises(VersionError, match=r"1\.0 is that of fastvid 0\.1.*data-000000\.pkt") as caught:
-        fastvid.open(store.url)["c/0"]
-    assert "`fastvid index DIR`" in caught.value.hint
 
 
 def test_a_dataset_of_tars_of_other_tools_is_upgraded(tmp_path):

@@ -74,12 +74,9 @@ def main(folder):
     for index in range(len(oracle)):
         item, found = oracle[index], {}
         for name, value in item.items():
+            found[name] = value.tolist() if hasattr(value, "tolist") and name not in CAMERAS else value
             if name in CAMERAS:
                 found[name] = [hashlib.sha256(one.numpy().tobytes()).hexdigest()[:16] for one in value]
-            elif hasattr(value, "tolist"):
-                found[name] = value.tolist()
-            else:
-                found[name] = value
         items.append(found)
     (folder / "items.json").write_text(json.dumps({"deltas": DELTAS, "items": items}) + "\n")
 

@@ -30,6 +30,9 @@ def made(request, tmp_path_factory):
     return out
 
 
+TWO = pytest.mark.parametrize("made", ["sample", "encoded"], indirect=True)
+
+
 def loader(folder, **options):
     made = {"frames": fastvid.Deltas(ORACLE["deltas"][CAMERA]), "spatial": fastvid.Native(), "shuffle": False}
     made |= {"output": fastvid.Output(dtype=torch.uint8, layout="BTCHW"), "global_batch_size": 1}
@@ -59,6 +62,7 @@ def test_depth_is_written_back(made, tmp_path):
     assert feature == json.loads((V3 / "meta/info.json").read_text())["features"][CAMERA]
 
 
+@TWO
 def test_crops_flips_and_sizes_are_those_of_the_pictures(made):
     whole = next(iter(loader(made)))[CAMERA][0, 0, 0]
     crop = next(iter(loader(made, spatial=fastvid.CenterCrop(32), output=fastvid.Output())))[CAMERA]
@@ -71,6 +75,7 @@ def test_crops_flips_and_sizes_are_those_of_the_pictures(made):
     assert (small[:, 0] > small[:, -1]).all()  # the slope rises to the right, and is mirrored
 
 
+@TWO
 def test_a_clip_dataset_and_joint_clips_have_the_same_depth(made):
     dataset = fastvid.open(made)
     options = {"frames": fastvid.Uniform(4), "spatial": fastvid.Native()}
@@ -80,6 +85,7 @@ def test_a_clip_dataset_and_joint_clips_have_the_same_depth(made):
         assert torch.equal(rows[number][CAMERA], batch[CAMERA][number])
 
 
+@TWO
 def test_who_cannot_decode_depth_is_refused(made):
     with pytest.raises(UsageError, match="decoder 'dali-cpu' does not decode depth"):
         loader(made, decoder="dali-cpu")
@@ -87,17 +93,13 @@ def test_who_cannot_decode_depth_is_refused(made):
         loader(made, after=[fastvid.RandAugment()])
 
 
-def test_pictures_without_more_than_8_bits_are_no_depth(made):
+@TWO
+def test_pictures_without_more_than_8_bits_are_no_depth_and_a_scale_covers_its_range(made):
     dataset = fastvid.open(made)
     dataset.generation.extras["depth"]["observation.images.top"] = DepthScale().to_json()
-    batches = fastvid.ClipLoader(
-        fastvid.EveryFrame(dataset), frames=fastvid.Deltas([0.0]), spatial=fastvid.Native(), global_batch_size=1
-    )
+    options = {"frames": fastvid.Deltas([0.0]), "spatial": fastvid.Native(), "global_batch_size": 1}
     with pytest.raises(fastvid.FastvidError, match="have no luma of more than 8 bits"):
-        next(iter(batches))
-
-
-def test_scale_covers_its_range():
+        next(iter(fastvid.ClipLoader(fastvid.EveryFrame(dataset), **options)))
     for log in (True, False):
         table = DepthScale(0.5, 4.0, 3.5, log).millimetres()
         assert (table[0], table[-1], table.dtype) == (500, 4000, np.float32)

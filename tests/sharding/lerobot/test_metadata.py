@@ -37,14 +37,21 @@ def edit(root, name, change):
         pq.write_table(changed, path)
 
 
+def info(**fields):
+    return lambda root: edit(root, "meta/info.json", lambda old: old | fields)
+
+
+def rows(name, change):
+    return lambda root: edit(root, name, lambda old: [change(row) for row in old])
+
+
 def without(*left_out):
     """Leave out episodes, as whoever filters the metadata does."""
 
     def change(root):
         edit(root, EPISODES, lambda rows: [row for row in rows if row["episode_index"] not in left_out])
         gone = sum(LENGTHS[number] for number in left_out)
-        counts = {"total_episodes": len(LENGTHS) - len(left_out), "total_frames": sum(LENGTHS) - gone}
-        edit(root, "meta/info.json", lambda info: info | counts)
+        info(total_episodes=len(LENGTHS) - len(left_out), total_frames=sum(LENGTHS) - gone)(root)
 
     return change
 
@@ -52,31 +59,28 @@ def without(*left_out):
 def shortened(number, by):
     """Let an episode end earlier: the rest of its frames are a discarded take."""
 
-    def change(root):
-        def shorter(row):
-            mine = row["episode_index"] == number
-            seconds = {name: value - by / 10 for name, value in row.items() if name.endswith("/to_timestamp")}
-            return row | ({"length": row["length"] - by} | seconds if mine else {})
+    def shorter(row):
+        if row["episode_index"] != number:
+            return row
+        seconds = {name: value - by / 10 for name, value in row.items() if name.endswith("/to_timestamp")}
+        return row | {"length": row["length"] - by} | seconds
 
-        edit(root, EPISODES, lambda rows: [shorter(row) for row in rows])
-        left = LENGTHS[number] - by
-        keep = lambda row: row["episode_index"] != number or row["frame_index"] < left  # noqa: E731
-        edit(root, DATA, lambda rows: [row for row in rows if keep(row)])
-        edit(root, "meta/info.json", lambda info: info | {"total_frames": sum(LENGTHS) - by})
+    def kept(row):
+        return row["episode_index"] != number or row["frame_index"] < LENGTHS[number] - by
+
+    def change(root):
+        rows(EPISODES, shorter)(root)
+        edit(root, DATA, lambda rows: [row for row in rows if kept(row)])
+        info(total_frames=sum(LENGTHS) - by)(root)
 
     return change
 
 
 def moved(number, by, *names):
-    """Move the seconds of an episode in the film of one camera, by a number of frames."""
+    def later(row):
+        return row | {name: row[name] + by / 10 for name in names or (FROM, TO) if row["episode_index"] == number}
 
-    def change(root):
-        def later(row):
-            return row | {name: row[name] + by / 10 for name in names or (FROM, TO) if row["episode_index"] == number}
-
-        edit(root, EPISODES, lambda rows: [later(row) for row in rows])
-
-    return change
+    return rows(EPISODES, later)
 
 
 # What is changed, the episodes that are rejected or gone, and the frames that are counted as no episode's.
@@ -99,7 +103,7 @@ FILMS = {
 def test_episodes_are_where_their_seconds_say_and_only_wrong_ones_are_rejected(name, tmp_path, capsys):
     change, gone, unnamed = FILMS[name]
     change(copied(tmp_path / "source"))
-    code = main(["index", f"lerobot:{tmp_path / 'source'}", "--out", str(tmp_path / "set"), "--workers", "1"])
+    code = index(tmp_path / "source", tmp_path / "set")
     rejected = [row for row in ledger(tmp_path / "set") if row["status"] == "rejected"]
     assert code == (3 if rejected else 0)
     assert all(row["reason"] == "out-of-range" and row["message"] for row in rejected)
@@ -116,19 +120,11 @@ def test_episodes_are_where_their_seconds_say_and_only_wrong_ones_are_rejected(n
     assert seen == set(range(len(LENGTHS))) - set(gone)
 
 
-def info(**fields):
-    return lambda root: edit(root, "meta/info.json", lambda old: old | fields)
-
-
 def feature(name, **fields):
     def change(old):
         return old | {"features": old["features"] | {name: old["features"].get(name, {}) | fields}}
 
     return lambda root: edit(root, "meta/info.json", change)
-
-
-def rows(name, change):
-    return lambda root: edit(root, name, lambda old: [change(row) for row in old])
 
 
 def written(name, text):
@@ -149,7 +145,6 @@ def outside(path):
 
 
 def second(root):
-    """Name both cameras' films by one path."""
     info(video_path="videos/film-{file_index:03d}.mp4")(root)
 
 
@@ -220,7 +215,7 @@ LIES = {
 def test_a_lie_is_a_clear_error_and_nothing_is_made(name, tmp_path, capfd):
     change, message = LIES[name]
     change(copied(tmp_path / "source"))
-    code = main(["index", f"lerobot:{tmp_path / 'source'}", "--out", str(tmp_path / "set"), "--workers", "1"])
+    code = index(tmp_path / "source", tmp_path / "set")
     error = capfd.readouterr().err
     assert code in (1, 2)
     assert message in error
@@ -235,35 +230,36 @@ def test_the_hub_cache_may_link_to_its_blobs(tmp_path):
     for number, path in enumerate(sorted(path for path in source.rglob("*") if path.is_file())):
         path.rename(tmp_path / f"repo/blobs/{number}")
         path.symlink_to(os.path.relpath(tmp_path / f"repo/blobs/{number}", path.parent))
-    assert main(["index", f"lerobot:{source}", "--out", str(tmp_path / "set"), "--workers", "1"]) == 0
+    assert index(source, tmp_path / "set") == 0
+
+
+def index(source, out):
+    return main(["index", f"lerobot:{source}", "--out", str(out), "--workers", "1"])
 
 
 def test_features_that_are_not_kept_are_named_and_counted(tmp_path, capsys):
     source = copied(tmp_path / "source")
     feature("note", dtype="string", shape=[1])(source)
     feature("side", dtype="image", shape=[8, 8, 3])(source)
-    assert main(["index", f"lerobot:{source}", "--out", str(tmp_path / "set"), "--workers", "1"]) == 0
+    assert index(source, tmp_path / "set") == 0
     told = capsys.readouterr().out
     for name, kind in (("note", "string"), ("side", "image")):
         assert f"54 ignored: frame of the feature {name} ({kind}), which is not kept" in told
 
 
-def test_exact_rates_stay(tmp_path):
-    source = as_version_2(tmp_path / "source")
-    info(fps=29.97)(source)
-    assert main(["index", f"lerobot:{source}", "--out", str(tmp_path / "set"), "--workers", "1"]) == 0
-    assert fastvid.open(tmp_path / "set").generation.extras["lerobot"]["info"]["fps"] == 29.97
-
-
 def test_a_dataset_that_has_grown_is_noticed(tmp_path, capsys):
-    source, out = copied(tmp_path / "source"), str(tmp_path / "set")
+    source, out = as_version_2(tmp_path / "old"), str(tmp_path / "set")
+    info(fps=29.97)(source)
+    assert index(source, tmp_path / "exact") == 0
+    assert fastvid.open(tmp_path / "exact").generation.extras["lerobot"]["info"]["fps"] == 29.97
+    source = copied(tmp_path / "source")
     without(5)(source)
-    assert main(["index", f"lerobot:{source}", "--out", out, "--workers", "1"]) == 0
+    assert index(source, out) == 0
     assert main(["index", out]) == 0
     assert "episodes in" not in capsys.readouterr().out
     shutil.rmtree(source)
     copied(source)
     assert main(["index", out]) == 0
     assert f"+1 episodes in {source} since" in capsys.readouterr().out
-    assert main(["index", f"lerobot:{source}", "--out", out]) == 2
+    assert index(source, out) == 2
     assert "has 6 episodes, the dataset here was made of 5" in capsys.readouterr().err

@@ -19,15 +19,13 @@ LENGTHS = (7, 1, 12, 9, 20, 5)
 
 
 def copied(folder):
-    """Copy the dataset, to be changed."""
     shutil.copytree(V3, folder)
     return folder
 
 
 def as_version_2(folder):
     """Write the dataset as version 2.1 stores it: a video, a table and a line of JSON for each episode."""
-    info = json.loads((V3 / "meta/info.json").read_text())
-    info |= {
+    info = json.loads((V3 / "meta/info.json").read_text()) | {
         "codebase_version": "v2.1",
         "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
         "video_path": "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
@@ -57,7 +55,6 @@ def as_version_2(folder):
 
 
 def _cut(source, target, start, stop):
-    """Copy the packets of the frames from `start` to `stop`, which begin with a key frame."""
     with av.open(str(source)) as found, av.open(str(target), "w") as made:
         stream = found.streams.video[0]
         packets = sorted((packet for packet in found.demux(stream) if packet.size), key=lambda packet: packet.pts)
@@ -112,7 +109,6 @@ def differences(batches, *, pictures=True):
 
 
 def digest(frame):
-    """The digest of a frame [3, H, W] in the oracle."""
     return hashlib.sha256(frame.contiguous().numpy().tobytes()).hexdigest()[:16]
 
 

@@ -48,7 +48,6 @@ def row_of(source, key, shard, frames):
 
 
 def videos(url):
-    """The MP4 of each sample by key, from the tars alone."""
     found = {}
     for shard in Dataset(url).generation.shards:
         view = LocalStorage(url).map(f"{shard.name}.tar")
@@ -84,13 +83,12 @@ def test_subset_contains_the_selected_samples_with_their_bytes_and_annotations(s
 def test_whole_shards_are_linked(store, tmp_path):
     made = make_subset(store.url, tmp_path / "out", Selection(keys=[f"f{n // 2}/{n % 2}" for n in range(9)]))
     assert made.linked == 2
-    shards = made.generation.shards
-    assert [shard.samples for shard in shards] == [4, 4, 1]
+    assert [shard.samples for shard in made.generation.shards] == [4, 4, 1]
     assert os.path.samefile(store.root / "data-000001.tar", tmp_path / "out" / "data-000001.tar")
     check(tmp_path / "out")
 
 
-def test_share_takes_whole_files_and_is_nested_in_seed_not_in_order(store, tmp_path):
+def test_a_share_takes_whole_files_by_a_seed_and_more_per_class_contain_fewer(store, tmp_path):
     made = make_subset(store.url, tmp_path / "a", Selection(share=0.5, seed=3))
     parents = [row["parent"] for row in rows(tmp_path / "a").values()]
     assert made.generation.num_samples == 6
@@ -100,22 +98,26 @@ def test_share_takes_whole_files_and_is_nested_in_seed_not_in_order(store, tmp_p
         make_subset(store.url, tmp_path / f"s{seed}", Selection(share=0.5, seed=seed))
         drawn.add(frozenset(rows(tmp_path / f"s{seed}")))
     assert len(drawn) > 1
-
-
-def test_per_class_takes_as_many_of_each_and_more_contain_fewer(store, tmp_path):
     for number in (2, 4):
         make_subset(store.url, tmp_path / str(number), Selection(per_class=number))
         assert np.bincount(Dataset(str(tmp_path / str(number))).labels).tolist() == [number, number]
     assert rows(tmp_path / "2").keys() < rows(tmp_path / "4").keys()
+    make_subset(store.url, tmp_path / "4", Selection(per_class=4))
+    with pytest.raises(UsageError, match="contains a dataset made by a job that differs in samples"):
+        make_subset(store.url, tmp_path / "4", Selection(per_class=2))
 
 
-def test_removed_samples_are_not_in_a_subset(store, tmp_path):
+def test_removed_samples_are_neither_in_a_subset_nor_merged(store, other, tmp_path):
     remove_samples(store, ["f0/0"])
     make_subset(store.url, tmp_path / "out", Selection(where="num_frames > 0"))
     assert "f0/0" not in rows(tmp_path / "out")
     assert b"f0/0" not in (tmp_path / "out" / "data-000000.tar").read_bytes()
     with pytest.raises(FastvidError, match="f0/0"):
         make_subset(store.url, tmp_path / "other", Selection(keys=["f0/0"]))
+    remove_samples(other, ["g1"])
+    merge_datasets([store.url, other.url], tmp_path / "both")
+    assert not {"f0/0", "g1"} & set(rows(tmp_path / "both"))
+    assert all(b"g1.mp4" not in path.read_bytes() for path in (tmp_path / "both").glob("*.tar"))
 
 
 @pytest.mark.parametrize(
@@ -140,9 +142,8 @@ def test_damaged_shards_are_not_copied(copy, store, tmp_path):
     assert Dataset(store.url).generation.number == 2
 
 
-@pytest.mark.parametrize(
-    ("selection", "message"),
-    [
+def test_wrong_selections_make_nothing(store, tmp_path):
+    for selection, message in (
         (Selection(), "nothing says which"),
         (Selection(share=1.5), "not between 0 and 1"),
         (Selection(per_class=0), "0 samples of each class"),
@@ -150,19 +151,10 @@ def test_damaged_shards_are_not_copied(copy, store, tmp_path):
         (Selection(share=0.1, by="who"), "no column 'who'"),
         (Selection(share=0.1, stratify="who"), "no column 'who'"),
         (Selection(share=0.01), "no sample is selected"),
-    ],
-)
-def test_wrong_selections_make_nothing(selection, message, store, tmp_path):
-    with pytest.raises(UsageError, match=message):
-        make_subset(store.url, tmp_path / "out", selection)
+    ):
+        with pytest.raises(UsageError, match=message):
+            make_subset(store.url, tmp_path / "out", selection)
     assert not (tmp_path / "out").exists()
-
-
-def test_another_dataset_in_the_folder_is_refused(store, tmp_path):
-    make_subset(store.url, tmp_path / "out", Selection(per_class=1))
-    make_subset(store.url, tmp_path / "out", Selection(per_class=1))
-    with pytest.raises(UsageError, match="contains a dataset made by a job that differs in samples"):
-        make_subset(store.url, tmp_path / "out", Selection(per_class=2))
 
 
 @pytest.fixture
@@ -210,18 +202,9 @@ def test_numbers_become_decimals_and_other_types_are_refused(store, other, tmp_p
     assert [rows(tmp_path / "out")[key]["score"] for key in ("f0/0", "g1")] == [0.5, 2.0]
     relabel_samples(store, {"f0/0": {"tag": 1}})
     relabel_samples(other, {"g0": {"tag": "x"}})
-    with pytest.raises(
-        UsageError,
-        match=r"a column of e has another type than before: .*Field tag has incompatible types: int64 vs string",
-    ):
+    said = r"a column of e has another type than before: .*Field tag has incompatible types: int64 vs string"
+    with pytest.raises(UsageError, match=said):
         merge_datasets([store.url, other.url], tmp_path / "more")
-
-
-def test_removed_samples_are_not_merged(store, other, tmp_path):
-    remove_samples(other, ["g1"])
-    merge_datasets([store.url, other.url], tmp_path / "out")
-    assert "g1" not in rows(tmp_path / "out")
-    assert all(b"g1.mp4" not in path.read_bytes() for path in (tmp_path / "out").glob("*.tar"))
 
 
 def test_datasets_that_do_not_fit_are_refused(store, other, clips, tmp_path):
@@ -238,14 +221,11 @@ def test_datasets_that_do_not_fit_are_refused(store, other, clips, tmp_path):
 
 
 def test_subset_and_merge_on_an_object_store(s3, store, other, tmp_path):
-    bucket = s3.bucket()
-    url = f"s3://{bucket}/sub"
-    make_subset(store.url, url, Selection(where="key not in ('f0/1')"))
-    merge_datasets([url, other.url], f"s3://{bucket}/both")
-    dataset = Dataset(f"s3://{bucket}/both")
-    assert len(dataset) == 14
-    assert not verify_dataset(f"s3://{bucket}/both").problems
-    merge_datasets(
-        [f"s3://{bucket}/both", pack(tmp_path / "n", [[("n", videos(other.url)["g0"], 0)]]).url], tmp_path / "h"
-    )
+    sub, both = (f"s3://{s3.bucket()}/{name}" for name in ("sub", "both"))
+    make_subset(store.url, sub, Selection(where="key not in ('f0/1')"))
+    merge_datasets([sub, other.url], both)
+    assert len(Dataset(both)) == 14
+    assert not verify_dataset(both).problems
+    one = pack(tmp_path / "n", [[("n", videos(other.url)["g0"], 0)]])
+    merge_datasets([both, one.url], tmp_path / "h")
     assert len(Dataset(str(tmp_path / "h"))) == 15

@@ -5,13 +5,13 @@ import pytest
 from fastvid.cli.main import main
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.format.generations import read_annotations, read_generation
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job, transcode_dataset
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage, open_storage
-from tests.sharding.shardtools import ffmpeg, make, tars
+from tests.datasets import recommit
+from tests.sharding.shardtools import copy_files, ffmpeg, make, tars
 
 SMALL = PROFILES["intra"].changed(short_side=64)
 TINY = PROFILES["intra"].changed(short_side=32)
@@ -27,23 +27,18 @@ c.mp4,rest,,,val,nothing
 def old(tmp_path_factory):
     """Four samples with sound of four classes, of which one has no sample, in two shards."""
     folder = tmp_path_factory.mktemp("old")
+    sound = ["-f", "lavfi", "-i", "sine=frequency=440:sample_rate=16000:duration=0.8", "-c:v", "copy", "-c:a", "aac"]
+    (folder / "raw").mkdir()
     for name in ("a b", "b", "c"):
-        video = make(folder / "plain" / f"{name}.mp4", frames=20)
-        (folder / "raw").mkdir(exist_ok=True)
-        sound = ["-f", "lavfi", "-i", "sine=frequency=440:sample_rate=16000:duration=0.8"]
-        ffmpeg("-i", str(video), *sound, "-c:v", "copy", "-c:a", "aac", str(folder / "raw" / f"{name}.mp4"))
+        ffmpeg("-i", str(make(folder / "plain.mp4")), *sound, str(folder / "raw" / f"{name}.mp4"))
     (folder / "rows.csv").write_text(ROWS)
-    out = folder / "out"
-    run_job(
-        str(folder / "raw"), out, annotations=f"csv:{folder / 'rows.csv'}", profile=SMALL, audio="copy",
-        samples_per_shard=2, workers=1,
-    )  # fmt: skip
-    return out
+    options = {"annotations": f"csv:{folder / 'rows.csv'}", "profile": SMALL, "audio": "copy"}
+    run_job(str(folder / "raw"), folder / "out", samples_per_shard=2, workers=1, **options)
+    return folder / "out"
 
 
 def copied(old, folder):
-    for name in LocalStorage(old).list():
-        LocalStorage(folder).write(name, LocalStorage(old).read(name))
+    copy_files(LocalStorage(old), LocalStorage(folder))
     return folder
 
 
@@ -52,8 +47,7 @@ def rows(url):
 
 
 def sounds(url):
-    dataset = Dataset(str(url))
-    found = {}
+    dataset, found = Dataset(str(url)), {}
     for sample in range(len(dataset)):
         (index, at) = (int(part[0]) for part in dataset.locate([sample]))
         reader = dataset.shard(index).audio(at)
@@ -80,9 +74,8 @@ def check(before, url):
 
 def test_annotations_classes_keys_and_sound_are_kept(old, tmp_path, caplog):
     assert len({row["split"] for row in rows(old).values()}) == 2
-    assert (
-        main(["transcode", str(old), "--out", str(tmp_path / "new"), "--profile", "intra", "--short-side", "32"]) == 0
-    )
+    options = ["--profile", "intra", "--short-side", "32"]
+    assert main(["transcode", str(old), "--out", str(tmp_path / "new"), *options]) == 0
     check(rows(old), tmp_path / "new")
     assert Dataset(str(tmp_path / "new")).classes == Dataset(str(old)).classes
     assert sounds(tmp_path / "new") == sounds(old)
@@ -105,8 +98,7 @@ def test_removed_samples_stay_out_and_classes_without_samples_stay(old, tmp_path
 def test_dataset_in_an_object_store_is_encoded_into_another(s3, old, tmp_path):
     bucket = s3.bucket()
     url = f"s3://{bucket}/old"
-    for name in LocalStorage(old).list():
-        open_storage(url).write(name, LocalStorage(old).read(name))
+    copy_files(LocalStorage(old), open_storage(url))
     transcode_dataset(url, f"s3://{bucket}/new", profile=TINY, workers=1)
     check(rows(old), f"s3://{bucket}/new")
     assert sounds(f"s3://{bucket}/new") == sounds(old)
@@ -118,12 +110,9 @@ def test_dataset_in_an_object_store_is_encoded_into_another(s3, old, tmp_path):
 
 def test_labels_without_class_names_are_kept(old, tmp_path):
     store = LocalStorage(copied(old, tmp_path / "d"))
-    from tests.datasets import recommit
-
     recommit(store, classes=())
     transcode_dataset(store.url, tmp_path / "new", profile=TINY, workers=1)
-    generation = read_generation(LocalStorage(tmp_path / "new"))[1]
-    table = read_annotations(LocalStorage(tmp_path / "new"), generation)
+    table = Dataset(str(tmp_path / "new")).annotations
     found = dict(zip(table["key"].to_pylist(), table["label"].to_pylist(), strict=True))
     assert found == {key: row["label"] for key, row in rows(old).items()}
 

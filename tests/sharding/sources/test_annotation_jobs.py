@@ -3,7 +3,6 @@
 import json
 import tarfile
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,33 +15,23 @@ from fastvid.format.dataset import Dataset
 from fastvid.media.reasons import Reason
 from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.change.edit import read_labels
-from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.in_place import index_videos
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.sources.annotations import read_annotations
 from fastvid.sharding.sources.tars import gather_sources
 from fastvid.storage import open_storage
-from tests.sharding.shardtools import ledger, make, tar_of, tars
+from tests.sharding.shardtools import SMALL, ledger, make, tar_of, tars
 
-SMALL = {"profile": PROFILES["compact"].changed(short_side=64), "workers": 1}
+JOB = {"profile": SMALL, "workers": 1}
 
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
-    """A video of five frames."""
     return make(tmp_path_factory.mktemp("clip") / "clip.mp4", frames=5).read_bytes()
 
 
 def rows_of(out):
-    """Return the annotations of a dataset by key."""
     return {row["key"]: row for row in Dataset(str(out)).annotations.to_pylist()}
-
-
-def counts(out, split):
-    """Return the samples of a split by class name."""
-    found = Dataset(str(out), split=split)
-    numbers = np.bincount(found.labels[found.labels >= 0], minlength=len(found.classes))
-    return {name: int(number) for name, number in zip(found.classes, numbers, strict=True) if number}
 
 
 @pytest.fixture
@@ -59,7 +48,7 @@ def foreign(tmp_path, clip):
 
 def test_tars_of_other_tools_are_reencoded(foreign, tmp_path):
     out, names = tmp_path / "out", ["cat", "dog"]
-    report = run_job(str(foreign), str(out), **SMALL, class_names=names)
+    report = run_job(str(foreign), str(out), **JOB, class_names=names)
     assert (report.packed, dict(report.rejected)) == (3, {Reason.NO_VIDEO_STREAM: 1, Reason.NOT_VIDEO: 1})
     found = fastvid.open(out)
     columns = (found.column(name).to_pylist() for name in ("source_id", "label", "caption"))
@@ -68,7 +57,7 @@ def test_tars_of_other_tools_are_reencoded(foreign, tmp_path):
         ("000000", 1, "a dog runs"), ("000001", 0, "a cat"), ("one/000000", None, None),
     ]  # fmt: skip
     assert all((video.num_frames, video.height) == (5, 64) for video in found)
-    assert run_job([str(foreign / f"0000{n}.tar") for n in (0, 1)], str(out), **SMALL, class_names=names).packed == 3
+    assert run_job([str(foreign / f"0000{n}.tar") for n in (0, 1)], str(out), **JOB, class_names=names).packed == 3
 
 
 def test_broken_tars_are_in_the_ledger_and_unnamed_labels_are_positions(foreign, tmp_path):
@@ -116,7 +105,7 @@ def test_clips_of_a_film_have_its_name_and_their_asked_and_got_seconds(tmp_path)
     )
     (tmp_path / "panda.csv").write_text(table)
     out = tmp_path / "out"
-    run_job(tmp_path / "raw", out, annotations=f"panda70m:{tmp_path / 'panda.csv'}", **SMALL)
+    run_job(tmp_path / "raw", out, annotations=f"panda70m:{tmp_path / 'panda.csv'}", **JOB)
     rows = rows_of(out)
     assert sorted(rows) == ["my_film_00000110_00001000", "my_film_00001000_00009000"]
     shown = ("parent", "caption", "matching_score", "asked_start_seconds", "asked_end_seconds")
@@ -137,13 +126,9 @@ def test_clips_of_a_film_have_its_name_and_their_asked_and_got_seconds(tmp_path)
                 key, told = member.name[:-5], json.load(tar.extractfile(member))
                 for column in ("parent", "start_seconds", "end_seconds"):
                     assert told[column] == facts[key][column] == rows[key][column]
-
-
-def test_near_clips_of_a_video_are_two_sources(tmp_path):
-    make(tmp_path / "raw" / "a.mp4", frames=10)
-    (tmp_path / "rows.csv").write_text("path,start,end\na.mp4,0.1000001,0.3\na.mp4,0.10000013,0.3\n")
-    run_job([str(tmp_path / "raw")], tmp_path / "out", annotations=f"csv:{tmp_path / 'rows.csv'}", **SMALL)
-    assert len({row["source_id"] for row in rows_of(tmp_path / "out").values()}) == 2
+    (tmp_path / "near.csv").write_text("path,start,end\nmy film.mp4,0.1000001,0.3\nmy film.mp4,0.10000013,0.3\n")
+    run_job(tmp_path / "raw", tmp_path / "near", annotations=f"csv:{tmp_path / 'near.csv'}", **JOB)
+    assert len({row["source_id"] for row in rows_of(tmp_path / "near").values()}) == 2
 
 
 @pytest.fixture
@@ -155,12 +140,11 @@ def several(tmp_path):
     (tmp_path / "Charades_v1_train.csv").write_text(f"id,actions\n{actions}")
     (tmp_path / "Charades_v1_classes.txt").write_text("c000 Hold\nc001 Sit\nc002 Eat\nc003 Run\n")
     spec = f"charades:{tmp_path / 'Charades_v1_train.csv'}"
-    run_job(tmp_path / "raw", tmp_path / "out", annotations=spec, **SMALL)
+    run_job(tmp_path / "raw", tmp_path / "out", annotations=spec, **JOB)
     return tmp_path / "out"
 
 
 def multi_hot(out):
-    """Return the multi-hot labels of a loader's batch by key."""
     loader = fastvid.ClipLoader(
         fastvid.open(str(out)), frames=fastvid.Segments(2), spatial=fastvid.CenterCrop(64),
         labels=fastvid.MultiHot("labels"), global_batch_size=1, seed=0,
@@ -181,12 +165,11 @@ def test_several_labels_of_a_video_reach_the_batch_as_multi_hot(several):
 def test_relabel_takes_several_labels_from_any_table(form, several, tmp_path, capsys):
     table = tmp_path / f"new.{form}"
     rows = [{"clip": "BBBBB", "labels": ["Run", "Fly"], "score": 2}, {"clip": "CCCCC", "labels": ["Hold"], "score": 3}]
-    if form == "csv":
-        table.write_text("clip,labels,score\nBBBBB,Run;Fly,2\nCCCCC,Hold,3\n")
-    elif form == "jsonl":
-        table.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
+    if form == "parquet":
         pq.write_table(pa.Table.from_pylist(rows), table)
+    else:
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        table.write_text(lines if form == "jsonl" else "clip,labels,score\nBBBBB,Run;Fly,2\nCCCCC,Hold,3\n")
     arguments = ["relabel", str(several), "--from", str(table), "--columns", "key=clip"]
     assert main(arguments) == 2
     assert "unknown class 'Fly'" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Profile copy: nothing is encoded, and every frame by plan is the one that a player shows for the source."""
 
+import itertools
 import json
 import tarfile
 
@@ -12,13 +13,16 @@ from fastvid.format.schema import PacketFlag, StreamFlag
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.prove import play
 from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.in_place import index_videos
 from fastvid.sharding.job.index import rebuild
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.verify.verify import verify_dataset
+from tests.makers import encode, paint, read_numbers
 from tests.sharding.in_place import tools
-from tests.sharding.shardtools import ffmpeg, ledger, make
+from tests.sharding.shardtools import content, ffmpeg, ledger, make
 
 X264 = ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-g", "10")
+OPEN = ("-c:v", "libx265", "-pix_fmt", "yuv420p", "-x265-params", "log-level=none:open-gop=1:keyint=10:bframes=3")
 # What ffmpeg is told, whether the file can go into a shard as it is, and whether it must be decoded whole.
 KINDS = {
     "plain.mp4": (X264, True, False),
@@ -29,11 +33,7 @@ KINDS = {
     "x264.ts": ((*X264, "-bf", "2"), False, False),
     "x264.flv": (X264, False, False),
     "raw.h264": ((*X264, "-bf", "2"), False, False),
-    "open.mkv": (
-        ("-c:v", "libx265", "-pix_fmt", "yuv420p", "-x265-params", "log-level=none:open-gop=1:keyint=10:bframes=3"),
-        False,
-        False,
-    ),
+    "open.mkv": (OPEN, False, False),
     "vp9.webm": (("-c:v", "libvpx-vp9", "-g", "10", "-cpu-used", "8", "-lag-in-frames", "8"), False, False),
     "mjpeg.avi": (("-c:v", "mjpeg", "-pix_fmt", "yuvj420p", "-q:v", "4"), False, False),
     "mpeg4.mp4": (("-c:v", "mpeg4", "-bf", "2"), True, True),
@@ -41,14 +41,6 @@ KINDS = {
     "av1.mkv": (("-c:v", "libaom-av1", "-usage", "realtime", "-cpu-used", "8", "-pix_fmt", "yuv420p"), False, False),
 }
 FRAMES = 36
-
-
-def content(dataset, key):
-    """The bytes of a sample's video."""
-    (shard,), (row,) = dataset.locate([dataset.find(key)])
-    shard = dataset.shard(int(shard))
-    start, size = shard.member(int(row))
-    return bytes(shard.storage.map(shard.data)[start : start + size])
 
 
 def check(dataset, key, path, first=0):
@@ -69,19 +61,15 @@ def raw(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def copied(raw, tmp_path_factory):
-    """What the profile makes of the folder: the report and the dataset's folder."""
     out = tmp_path_factory.mktemp("copied") / "out"
-    return run_job(str(raw), str(out), profile="copy", workers=1), out
-
-
-def test_every_source_is_taken_over(copied, raw):
-    report, _ = copied
+    report = run_job(str(raw), str(out), profile="copy", workers=1)
     assert (report.packed, report.rejected) == (len(KINDS) + 1, {})
+    return out
 
 
 @pytest.mark.parametrize("name", [*KINDS, "edited.mp4"])
 def test_frames_by_plan_are_those_of_a_player_of_the_source(name, copied, raw):
-    dataset = fastvid.open(copied[1])
+    dataset = fastvid.open(copied)
     keys = dict(zip(dataset.column("source_id").to_pylist(), dataset.keys.to_pylist(), strict=True))
     data, video = check(dataset, keys[name], raw / name), dataset[keys[name]]
     assert video.num_frames == len(tools.played(raw / name))
@@ -93,33 +81,25 @@ def test_frames_by_plan_are_those_of_a_player_of_the_source(name, copied, raw):
     assert play(data, "mov", Limits()).digests == tools.played(raw / name)
 
 
-def test_the_json_says_why_it_does_not_conform_and_the_ledger_too(copied):
-    _, out = copied
-    rows = {row["source_id"]: row for row in ledger(out)}
+def test_json_and_ledger_say_what_differs_and_the_tars_alone_give_the_index(copied):
+    rows = {row["source_id"]: row for row in ledger(copied)}
     assert "remuxed" in rows["x264.mkv"]["warnings"]
     assert "remuxed" not in rows["plain.mp4"]["warnings"]
     assert any(note.startswith("whole") for note in rows["mpeg4.mp4"]["warnings"])
     assert "edit-list" in rows["edited.mp4"]["warnings"]
     metas = []
-    for path in sorted(out.glob("*.tar")):
+    for path in sorted(copied.glob("*.tar")):
         with tarfile.open(path) as tar:
             metas += [json.load(tar.extractfile(name)) for name in tar.getnames() if name.endswith(".json")]
-    assert len(metas) == len(KINDS) + 1
-    for meta in metas:
-        assert meta["conforms"] is False
-    assert any(note.startswith("colour-") for note in meta["differs"])
-
-
-def test_the_dataset_is_proved_and_the_tars_alone_give_the_index(copied):
-    _, out = copied
-    report = verify_dataset(str(out), workers=1)
+    assert [meta["conforms"] for meta in metas] == [False] * (len(KINDS) + 1)
+    assert any(note.startswith("colour-") for note in metas[-1]["differs"])
+    report = verify_dataset(str(copied), workers=1)
     assert (report.problems, report.samples) == ([], len(KINDS) + 1)
-    sidecars = {path.name: path.read_bytes() for path in out.iterdir() if path.suffix in (".idx", ".pkt", ".parquet")}
+    sidecars = {one.name: one.read_bytes() for one in copied.glob("data-*") if one.suffix != ".tar"}
     for name in sidecars:
-        if name.startswith("data-"):
-            (out / name).unlink()
-    rebuild(str(out), workers=1)
-    assert {name: (out / name).read_bytes() for name in sidecars} == sidecars
+        (copied / name).unlink()
+    rebuild(str(copied), workers=1)
+    assert {name: (copied / name).read_bytes() for name in sidecars} == sidecars
 
 
 def test_clips_are_exact_and_what_they_need_before_is_hidden(raw, tmp_path):
@@ -201,27 +181,21 @@ def test_what_cannot_be_copied_has_a_reason(raw, tmp_path):
         ("google__ExoPlayer__sample_sef_slow_motion.mp4", 63, True),  # a first packet without a picture
         ("iejMac__clip-video-encode__vid1.mp4", 56, None),  # an edit list that starts between key frames
         ("shaka-project__shaka-player__s_00000.ts", 52, None),  # packets in pieces
+        ("Zulko__moviepy__-video-with-dash-.mp4", 0, None),  # a single pixel
     ],
 )
 def test_real_files(name, frames, whole, footage, tmp_path):
     path = footage / "odd" / name
-    report = run_job(str(path), str(tmp_path / "out"), profile="copy", workers=1)
-    assert report.rejected == {}
+    if not frames:
+        with pytest.raises(JobError, match="bad-shape"):
+            run_job(str(path), str(tmp_path / "out"), profile="copy", workers=1)
+        return
+    assert run_job(str(path), str(tmp_path / "out"), profile="copy", workers=1).rejected == {}
     (video,) = fastvid.open(tmp_path / "out")
     assert video.num_frames == len(tools.played(path)) == frames
     check(fastvid.open(tmp_path / "out"), video.key, path)
     assert whole is None or bool(video.info.flags & StreamFlag.WHOLE) == whole
     assert verify_dataset(str(tmp_path / "out"), workers=1).ok
-
-
-def test_a_single_pixel_is_no_picture(footage, tmp_path):
-    with pytest.raises(JobError, match="bad-shape"):
-        run_job(
-            str(footage / "odd" / "Zulko__moviepy__-video-with-dash-.mp4"),
-            str(tmp_path / "out"),
-            profile="copy",
-            workers=1,
-        )
 
 
 def test_mutations_end_in_a_verdict_and_what_is_packed_plays(raw, tmp_path):
@@ -254,3 +228,70 @@ def test_parameters_of_an_encoder_mean_nothing():
     assert PROFILES["copy"].changed() == PROFILES["copy"]
     with pytest.raises(UsageError, match="crf has no effect"):
         PROFILES["copy"].changed(crf=20)
+
+
+LAST, LENGTH = 136, 17
+PRECISE = "-c:v libx264 -preset veryfast -g 12 -bf 2 -crf 18"
+# Containers, encoders and clocks: every frame at n / rate, and one whose rate falls from 30 to 10 a second.
+FILES = {
+    "a2997.mp4": (30000 / 1001, f"-vf settb=1/30000,setpts=N*1001 -enc_time_base 1/30000 {PRECISE}"),
+    "a30.mov": (30, f"-vf settb=1/30,setpts=N -enc_time_base 1/30 {PRECISE} -video_track_timescale 600"),
+    "a2997.mkv": (30000 / 1001, f"-vf settb=1/30000,setpts=N*1001 -enc_time_base 1/30000 {PRECISE}"),
+    "a25.mp4": (25, PRECISE),
+    "a10.webm": (10, "-vf settb=1/10,setpts=N,fps=10 -c:v libvpx-vp9 -b:v 400k -g 12 -cpu-used 8"),
+    "fast-slow.mkv": (None, f"-vf settb=1/30,setpts=if(lt(N\\,68)\\,N\\,68+3*(N-68)) -enc_time_base 1/30 {PRECISE}"),
+}
+
+
+def shown_at(name, number):
+    rate = FILES[name][0]
+    return number / rate if rate else (number + 2 * max(0, number - 68)) / 30
+
+
+@pytest.fixture(scope="module")
+def clocks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clocks")
+    for name, (_, options) in FILES.items():
+        encode(folder / name, paint(LAST, (96, 160)), [*options.split(), "-fps_mode", "passthrough"])
+    return folder
+
+
+@pytest.fixture(scope="module", params=[2, 3, 6])
+def made(request, clocks, tmp_path_factory):
+    """Datasets of each kind of adjacent clips of 17 frames, whose seconds were rounded."""
+    folder, rows = tmp_path_factory.mktemp(f"digits{request.param}"), ["path,start,end,first"]
+    for name, first in itertools.product(FILES, range(0, LAST, LENGTH)):
+        places = (f"{shown_at(name, frame):.{request.param}f}" for frame in (first, first + LENGTH))
+        rows.append(f"{name},{','.join(places)},{first}")
+    (folder / "clips.csv").write_text("\n".join(rows))
+    given = {"annotations": f"csv:{folder / 'clips.csv'}", "workers": 1}
+    reports = [index_videos([str(clocks)], folder / "index", **given)]
+    for name, profile in (("copy", "copy"), ("intra", PROFILES["intra"].changed(short_side=96))):
+        reports.append(run_job(str(clocks), str(folder / name), profile=profile, **given))
+    assert [(report.packed, report.rejected) for report in reports] == [(len(rows) - 1, {})] * 3
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["index", "copy", "intra"])
+def test_a_clip_in_seconds_has_the_nearest_frames_whatever_is_made_of_it(made, kind):
+    dataset = fastvid.open(made / kind)
+    columns = (dataset.column(name).to_pylist() for name in ("source_id", "first", "start_seconds"))
+    for video, source, first, start in zip(dataset, *columns, strict=True):
+        name, first = source.split("#")[0], int(first)
+        if name.startswith("fast") and kind == "intra":
+            continue  # encoded at a constant rate, with other frames
+        assert video.num_frames == LENGTH, (name, first)
+        found = read_numbers(video.frames(range(LENGTH)).data[..., 0])
+        assert found == list(range(first, first + LENGTH)), (name, first)
+        assert start == pytest.approx(shown_at(name, first), abs=0.002)
+
+
+def test_a_clip_in_place_has_the_rate_and_the_end_of_its_own_frames(made):
+    dataset = fastvid.open(made / "index")
+    for video, source, first, end in zip(
+        dataset, *(dataset.column(name).to_pylist() for name in ("source_id", "first", "end_seconds")), strict=True
+    ):
+        name, last = source.split("#")[0], int(first) + LENGTH
+        assert end == pytest.approx(shown_at(name, last), abs=0.07 if last == LAST else 0.002)
+        rate = FILES[name][0] or (30 if last <= 68 else 10)
+        assert float(video.info.fps) == pytest.approx(rate, rel=0.15 if last == LAST and not FILES[name][0] else 2e-3)

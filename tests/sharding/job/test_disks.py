@@ -1,7 +1,8 @@
-"""A disk that does not deliver sources is no verdict on them: the job stops, and resumes to the same bytes."""
+"""A disk that is full or does not deliver is no verdict on sources: a job stops, and resumes to the same bytes."""
 
 import ctypes
 import os
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,6 @@ from fastvid.format.tar import read_members
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode import audio
 from fastvid.sharding.encode.flow import Streams
-from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.engines import local
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
@@ -19,15 +19,14 @@ from fastvid.sharding.job.run import MOST_IN_A_ROW, OutageDetector
 from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.work import encode as work
 from fastvid.sharding.work.tasks import Outcome, SourceTask
-from tests.sharding.shardtools import command, encode_source, ffmpeg, ledger, make, settings, tars
+from tests.sharding.shardtools import SMALL, command, encode_source, ledger, make, settings, tars
+from tests.storage.faulty import FaultyServer
 
-SMALL = PROFILES["compact"].changed(short_side=64)
 OPTIONS = {"profile": SMALL, "samples_per_shard": 2, "workers": 1}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Four videos of two classes."""
     folder = tmp_path_factory.mktemp("raw") / "disk"
     for number in range(4):
         make(folder / ("run", "jump")[number % 2] / f"v{number}.mp4", "-preset", "ultrafast", frames=4 + number)
@@ -88,24 +87,27 @@ def test_many_read_errors_in_a_row_stop_the_job_early(made, tmp_path, monkeypatc
         run_job(str(made), tmp_path / "out", **OPTIONS)
 
 
-def test_unreadable_file_with_many_clips_is_one_failure(tmp_path):
-    (tmp_path / "other.mp4").touch()
-    detector = OutageDetector()
-    for file in ("a", "b"):
-        for number in range(MOST_IN_A_ROW):
-            source = Source(f"{file}{number}", str(tmp_path / f"{file}.mp4"))
-            detector.add_outcome(source, Outcome(number, reason=Reason.UNREADABLE, transient=True))
-    for number in range(MOST_IN_A_ROW - 3):
-        source = Source(f"c{number}", str(tmp_path / f"c{number}.mp4"))
-        detector.add_outcome(source, Outcome(number, reason=Reason.UNREADABLE, transient=True))
-    with pytest.raises(StorageError, match=f"{MOST_IN_A_ROW} sources in a row failed"):
-        detector.add_outcome(Source("d", str(tmp_path / "d.mp4")), Outcome(0, reason=Reason.UNREADABLE, transient=True))
-
-
 def test_unreadable_sources_are_rejected_only_on_request(made, tmp_path, monkeypatch):
     monkeypatch.setenv("FASTVID_FAULT", "source:/1:EIO")
     with pytest.raises(JobError, match="4 unreadable"):
         run_job(str(made), tmp_path / "out", reject_unreadable=True, **OPTIONS)
+
+
+def test_unreadable_file_with_many_clips_is_one_failure(tmp_path):
+    (tmp_path / "other.mp4").touch()
+    detector = OutageDetector()
+
+    def fail(name, file):
+        unreadable = Outcome(0, reason=Reason.UNREADABLE, transient=True)
+        detector.add_outcome(Source(name, str(tmp_path / f"{file}.mp4")), unreadable)
+
+    for file in ("a", "b"):
+        for number in range(MOST_IN_A_ROW):
+            fail(f"{file}{number}", file)
+    for number in range(MOST_IN_A_ROW - 3):
+        fail(f"c{number}", f"c{number}")
+    with pytest.raises(StorageError, match=f"{MOST_IN_A_ROW} sources in a row failed"):
+        fail("d", "d")
 
 
 @pytest.mark.parametrize("how", ["renamed folder", "vanished root", "unmounted root"])
@@ -164,41 +166,37 @@ def test_dangling_link_is_a_missing_source(tmp_path):
     assert "a link to nowhere.mp4, which does not exist" in report.ledger["message"].to_pylist()
 
 
-def encode(path, streams=None):
-    how = settings(SMALL, **({"streams": streams} if streams else {}))
-    return encode_source(SourceTask(0, "a", str(path), "a"), how)
+def encode(path, sound="drop"):
+    return encode_source(SourceTask(0, "a", str(path), "a"), settings(SMALL, streams=Streams(audio=sound)))
+
+
+def failing(probe, reason):
+    """Read like a disk whose error FFmpeg reports as damage, but not from a copy of the file."""
+
+    def fail(source, *arguments):
+        if not source.private:
+            raise SourceError("reading failed after 3 packets: Input/output error", reason=reason)
+        return probe(source, *arguments)
+
+    return fail
 
 
 @pytest.mark.parametrize("reason", [Reason.DAMAGED, Reason.TRUNCATED, Reason.NO_FRAMES, Reason.BROKEN_CONTAINER])
 def test_damage_that_only_the_disk_shows_is_no_damage(reason, made, monkeypatch):
-    path, probe = made / "run" / "v0.mp4", work.probe
+    path = made / "run" / "v0.mp4"
     expected = encode(path)
-
-    def failing(source, limits):
-        # FFmpeg reports an error of the disk like damage.
-        if not source.private:
-            raise SourceError("reading failed after 3 packets: Input/output error", reason=reason)
-        return probe(source, limits)
-
-    monkeypatch.setattr(work, "probe", failing)
+    monkeypatch.setattr(work, "probe", failing(work.probe, reason))
     outcome = encode(path)
     assert outcome.reason is None
     assert replace(outcome, seconds=0.0).to_bytes() == replace(expected, seconds=0.0).to_bytes()
 
 
 def test_sound_is_not_dropped_because_of_the_disk(tmp_path, monkeypatch):
-    path, probe_audio = tmp_path / "a.mp4", audio.probe_audio
     sound = ("-f", "lavfi", "-i", "sine=duration=1")
-    ffmpeg("-f", "lavfi", "-i", "testsrc2=size=64x64:rate=10:duration=1", *sound, "-pix_fmt", "yuv420p", str(path))
-    expected = encode(path, Streams(audio="aac"))
-
-    def failing(source):
-        if not source.private:
-            raise SourceError("audio cannot be read: Input/output error", reason=Reason.DAMAGED)
-        return probe_audio(source)
-
-    monkeypatch.setattr(audio, "probe_audio", failing)
-    outcome = encode(path, Streams(audio="aac"))
+    path = make(tmp_path / "a.mp4", *sound, "-pix_fmt", "yuv420p", size="64x64", rate="10", frames=10)
+    expected = encode(path, "aac")
+    monkeypatch.setattr(audio, "probe_audio", failing(audio.probe_audio, Reason.DAMAGED))
+    outcome = encode(path, "aac")
     assert "audio" in outcome.samples[0].streams
     assert outcome.samples == expected.samples
 
@@ -218,3 +216,113 @@ def test_read_errors_of_indexed_tars_stop_the_job_and_lose_nothing(undisturbed, 
     monkeypatch.setenv("FASTVID_FAULT", "source:2:EIO")
     report = index_tars([str(folder)], str(tmp_path / "passing"), workers=1)
     assert (report.packed, report.rejected) == (4, {})
+
+
+WORDS = ["--short-side", "128", "--samples-per-shard", "2", "--workers", "1"]
+
+
+def mount(*arguments: object) -> None:
+    subprocess.run(["mount", *map(str, arguments)], check=True, capture_output=True)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    place = tmp_path / "disk"
+    place.mkdir()
+    try:
+        mount("-t", "tmpfs", "-o", "size=64k", "tmpfs", place)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"a disk can be mounted only by root with all rights: {error}")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def resize(place, kilobytes: int) -> None:
+    """Give it another size in kB, or make it read-only by 0."""
+    mount("-o", f"remount,{f'rw,size={kilobytes}k' if kilobytes else 'ro'}", place)
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("raw")
+    for number in range(6):
+        make(folder / f"v{number}.mp4", "-preset", "ultrafast", frames=10 + number, size="192x128")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packed(films, tmp_path_factory):
+    out = tmp_path_factory.mktemp("packed") / "out"
+    assert command(films, "--out", out, *WORDS).returncode == 0
+    assert len(tars(out)) == 3
+    return out
+
+
+def is_stopped(done, *said):
+    assert done.returncode == 1, done.stderr
+    assert all(text in done.stderr for text in said), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_full_output_stops_the_job_and_it_resumes_with_free_space(films, packed, disk):
+    out = disk / "out"
+    is_stopped(command(films, "--out", out, *WORDS), "No space left on device", str(out))
+    assert not (out / "ledger.parquet").exists()
+    resize(disk, 100_000)
+    done = command(films, "--out", out, *WORDS)
+    assert done.returncode == 0, done.stderr
+    assert "resuming the unfinished job" in done.stderr
+    is_whole(out, packed)
+    assert not list(out.rglob("*.tmp"))
+
+
+def test_full_temporary_disk_rejects_no_source(films, packed, disk, tmp_path):
+    out, temporary = tmp_path / "out", disk / "tmp"
+    resize(disk, 4)
+    temporary.mkdir()
+    stopped = command(films, "--out", out, *WORDS, TMPDIR=str(temporary))
+    is_stopped(stopped, f"disk for temporary files, {temporary}, is full", "run the job again to resume it")
+    assert not (out / "ledger.parquet").exists()
+    assert command(films, "--out", out, *WORDS).returncode == 0
+    is_whole(out, packed)
+
+
+def test_full_scratch_folder_is_named_in_the_error(films, packed, disk, tmp_path):
+    out = tmp_path / "out"
+    stopped = command(films, "--out", out, *WORDS, "--scratch", disk)
+    is_stopped(stopped, "No space left on device", str(disk))
+    resize(disk, 100_000)
+    assert command(films, "--out", out, *WORDS, "--scratch", disk).returncode == 0
+    is_whole(out, packed)
+    assert os.listdir(disk) == []
+
+
+def test_job_stops_when_the_output_becomes_unwritable(films, packed, disk):
+    out = disk / "out"
+    resize(disk, 100_000)
+    assert command(films, "--out", out, *WORDS, fault="encode:3").returncode == -9
+    resize(disk, 0)
+    is_stopped(command(films, "--out", out, *WORDS), "Read-only file system", str(out))
+    resize(disk, 100_000)
+    assert command(films, "--out", out, *WORDS).returncode == 0
+    assert tars(out) == tars(packed)
+
+
+def test_output_without_permission_is_named_in_the_error(films, tmp_path):
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    stopped = command(films, "--out", locked / "out", *WORDS, preexec_fn=without_override)
+    is_stopped(stopped, "Permission denied", str(locked))
+
+
+def test_full_disk_during_download_rejects_no_source(films, disk, monkeypatch):
+    pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    resize(disk, 4)
+    monkeypatch.setattr("tempfile.tempdir", str(disk))
+    with FaultyServer() as server:
+        server.files["v.mp4"] = (films / "v5.mp4").read_bytes()
+        task = SourceTask(0, "v", f"{server.url}/v.mp4", "v")
+        outcome = encode_source(task, settings())
+    assert (outcome.reason, outcome.transient) == (Reason.NO_SPACE, True)
+    assert str(disk) in outcome.message
