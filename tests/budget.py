@@ -19,22 +19,22 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_772,
-    "decode": 2_460,
-    "media": 2_362,
-    "storage": 1_919,
-    "videos": 804,
-    "sharding": 11_048,
+    "format": 3_736,
+    "decode": 2_458,
+    "media": 2_349,
+    "storage": 1_915,
+    "videos": 795,
+    "sharding": 11_197,
     "load": 6_225,
-    "train": 6_831,
-    "models": 1_167,
-    "cli": 1_403,
-    "report": 402,
-    "runtime": 533,
-    "demo": 367,
+    "train": 6_829,
+    "models": 1_165,
+    "cli": 1_401,
+    "report": 417,
+    "runtime": 589,
+    "demo": 366,
     "tune": 542,
     "root": 172,
-    "bench": 8_499,
+    "bench": 8_495,
     "examples": 553,
     "pipelines": 585,
     "docker": 199,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 52_806
+TESTS: Final = 51_850
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
