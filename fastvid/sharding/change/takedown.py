@@ -143,10 +143,12 @@ def steps_left(storage: Storage, receipt: Receipt) -> str | None:
     numbers = [int(name[-11:-5]) for name in storage.list(f"{GENERATIONS}/")]
     current = read_head(storage).generation
     records = [read_generation(storage, number)[1] for number in numbers if number <= current]
-    touched = [one for one in records if any(shard.name in receipt.shards for shard in one.shards)]
+    touched = [one for one in records if any(receipt.shards.get(shard.name) == shard.sha256 for shard in one.shards)]
     if any(one.number == current for one in touched):
         return HIDDEN
-    stems = {name.partition(".")[0] for name in storage.list()}
+    # A deleted shard's name may be given again, to other bytes.
+    given_again = {shard.name for one in records for shard in one.shards}
+    stems = {name.partition(".")[0] for name in storage.list()} - given_again
     return _COMPACTED if touched or not stems.isdisjoint(receipt.shards) else None
 
 

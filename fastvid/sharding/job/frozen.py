@@ -12,9 +12,9 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from fastvid.sharding.job.plan import JobPart, digest
 from fastvid.sharding.job.restore import columns_from_json, columns_to_json
 from fastvid.sharding.job.run import ShardWork
 from fastvid.sharding.sources.roots import check_exists
-from fastvid.sharding.sources.sources import BY_ID, Changes, Source, SourceList, compare_sources
+from fastvid.sharding.sources.sources import BY_ID, Source, SourceList, told_names
 from fastvid.sharding.sources.spool import Spool, sort
 from fastvid.sharding.sources.tars import gather_sources, paths_of
 from fastvid.storage import LocalStorage, Storage
@@ -98,6 +98,36 @@ def start_work(
                 _freeze(storage, work, given)
             work.is_begun = staging.begin(work.identity) is None
         return work
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The names of sources that differ between two listings."""
+
+    arrived: Sequence[str]
+    gone: Sequence[str]
+    changed: Sequence[str]
+    annotated: Sequence[str] = ()  # those with other labels or columns
+
+    def __str__(self) -> str:
+        kinds = {"new": self.arrived, "changed": self.changed, "gone": self.gone}
+        return ", ".join(f"{len(names)} {told_names(kind, names)}" for kind, names in kinds.items() if names)
+
+
+def compare_sources(old: Iterable[Source], new: Iterable[Source]) -> Changes:
+    """Return how a listing of sources differs from an earlier one."""
+    before, now = ({source.id: source for source in listing} for listing in (old, new))
+    both = [(before[name], now[name]) for name in sorted(before.keys() & now.keys())]
+    return Changes(
+        sorted(now.keys() - before.keys()),
+        sorted(before.keys() - now.keys()),
+        [one.id for one, other in both if not other.is_version(one.size, one.tag)],
+        [one.id for one, other in both if _notes(one) != _notes(other)],
+    )
+
+
+def _notes(source: Source) -> str:
+    return json.dumps([source.label, dict(source.columns)], sort_keys=True, default=str)
 
 
 def _tell(changes: Changes, storage: Storage) -> None:

@@ -31,7 +31,7 @@ from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import check_choice, check_integers, check_seconds, count, size, things
 from fastvid.sharding.encode.flow import PICTURES, choose_streams
 from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
-from fastvid.sharding.job.frozen import starting
+from fastvid.sharding.job.frozen import Changes, starting
 from fastvid.sharding.job.ledger import (
     PackedSample,
     Part,
@@ -47,7 +47,7 @@ from fastvid.sharding.job.lock import lock_folder, scratch_folder
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart, differences, digest, job_identity, plan_shards
 from fastvid.sharding.job.restore import annotate_members, annotation_row, dataset_record, with_record
 from fastvid.sharding.job.run import How, Job, ShardWork, SourceWork, View
-from fastvid.sharding.sources.sources import Changes, Source, SourceList
+from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.work.tasks import EncodedSample
 from fastvid.storage import Storage, open_storage
 

@@ -7,7 +7,6 @@ folder, or finds the file of each row of annotations. `assign_keys` chooses the 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import posixpath
 import re
@@ -92,10 +91,10 @@ def find_files(roots: Sequence[str], *, follow_links: bool, rate: str = "") -> t
     every = chain(_find_local(local, ignored, follow_links, rate), _find_remote(remote, ignored))
     by_path = groupby(sort(every, attrgetter("path")), attrgetter("path"))
     found = Spool((list(same)[-1] for _, same in by_path))
-    return found, Counter({_told(*one): len(one[1]) for one in ignored.items()})
+    return found, Counter({told_names(*one): len(one[1]) for one in ignored.items()})
 
 
-def _told(kind: str, names: Sequence[str]) -> str:
+def told_names(kind: str, names: Sequence[str]) -> str:
     """Return a kind of ignored files, with some of their names, except for kinds whose names are of no interest."""
     some = ", ".join(map(encode_name, names[:_NAMES])) + (", ..." if len(names) > _NAMES else "")
     return kind if kind in _NAMELESS else f"{kind} ({some})"
@@ -351,36 +350,6 @@ class SourceList:
         return (source for source in self.sources if source.problem is None)
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """The names of sources that differ between two listings."""
-
-    arrived: Sequence[str]
-    gone: Sequence[str]
-    changed: Sequence[str]
-    annotated: Sequence[str] = ()  # those with other labels or columns
-
-    def __str__(self) -> str:
-        kinds = {"new": self.arrived, "changed": self.changed, "gone": self.gone}
-        return ", ".join(f"{len(names)} {_told(kind, names)}" for kind, names in kinds.items() if names)
-
-
-def compare_sources(old: Iterable[Source], new: Iterable[Source]) -> Changes:
-    """Return how a listing of sources differs from an earlier one."""
-    before, now = ({source.id: source for source in listing} for listing in (old, new))
-    both = [(before[name], now[name]) for name in sorted(before.keys() & now.keys())]
-    return Changes(
-        sorted(now.keys() - before.keys()),
-        sorted(before.keys() - now.keys()),
-        [one.id for one, other in both if not other.is_version(one.size, one.tag)],
-        [one.id for one, other in both if _notes(one) != _notes(other)],
-    )
-
-
-def _notes(source: Source) -> str:
-    return json.dumps([source.label, dict(source.columns)], sort_keys=True, default=str)
-
-
 def bare_tag(tag: str) -> str:
     """Return an ETag without quotes and "W/", because only some stores include them in listings."""
     return tag.removeprefix("W/").strip('"')
@@ -554,7 +523,7 @@ def _by_rows(found: Sequence[SourceFile], rows: Sequence[AnnotationRow], ignored
                 f" {source.label!r} {dict(source.columns)!r}"
             )
     unused = [file.id for file in found if file.path not in used]
-    ignored += Counter({_told("video without annotation", unused): len(unused)})  # drops zero counts
+    ignored += Counter({told_names("video without annotation", unused): len(unused)})  # drops zero counts
 
 
 def _distinguished_by_query(rows: Sequence[AnnotationRow]) -> set[str]:

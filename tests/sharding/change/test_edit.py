@@ -393,3 +393,15 @@ def test_tags_of_earlier_versions_are_read_and_kept(s3, store, capsys):
     assert main(["inspect", folder, "--generation", "paper"]) == 0
     with pytest.raises(UsageError, match="no generation has the tag 'thesis'"):
         fastvid.open(folder, generation="thesis")
+
+
+def test_an_interrupted_commit_is_resumed_at_another_time(store, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000001")
+    monkeypatch.setattr(generations, "swap_head", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        remove_samples(store, ["c/0"])
+    monkeypatch.undo()
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000009")
+    assert remove_samples(store, ["c/0"]).generation == 2
+    assert list_generations(store)[0]["time"] == "2023-11-14T22:13:21Z"
+    assert store.list("generations/") == ["generations/000001.json", "generations/000002.json"]

@@ -293,6 +293,21 @@ class TestReturn:
         clean(store.url)
         assert audit_removals(store.url, read_receipts(store), names=["late_guest"]).ok
 
+    def test_the_name_of_a_deleted_shard_that_another_gets_is_no_trace(self, store, raw, tmp_path):
+        last = len(read_generation(store)[1].shards) - 1
+        dataset = Dataset(store.url)
+        shards, _ = dataset.locate(range(len(dataset)))
+        keys = [key for key, shard in zip(dataset.keys.to_pylist(), shards.tolist(), strict=True) if shard == last]
+        remove(store, keys=keys)
+        clean(store.url)
+        make(tmp_path / "new/later.mp4", "-preset", "ultrafast", frames=11, rate="10")
+        add_sources(store.url, str(tmp_path / "new"), workers=1)
+        names = {shard.name for shard in read_generation(store)[1].shards}
+        (receipt,) = read_receipts(store)
+        assert names & receipt.shards.keys(), "the name was given again"
+        assert steps_left(store, receipt) is None
+        assert audit_removals(store.url, [receipt]).ok
+
 
 def test_the_audit_finds_what_is_left(store, tmp_path):
     tars = [name for name in store.list() if name.endswith(".tar")]

@@ -7,12 +7,15 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.annotations import annotation_table
 from fastvid.format.schema import from_parquet
 from fastvid.sharding.sources.annotations import parse_list, read_annotations
 from fastvid.sharding.sources.sources import split_of
+from fastvid.sharding.sources.tables import Columns
 
 SCENES = "Scene Number,Start Frame,Start Time (seconds),End Time (seconds)\n"
 
@@ -381,3 +384,32 @@ def test_text_that_repeats_without_end_is_refused_before_it_is_unpacked(read, ne
     often = ["a.mp4", "x" * 3000]
     data = packed(repeated(often, [0, 1] * 100_000))
     assert from_parquet(data, file="facts")["path"].to_pylist() == often * 100_000, "which is read"
+
+
+values = st.none() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=3)
+segments = st.tuples(st.floats(0, 1e5), st.floats(0, 1e5), st.text(max_size=5))
+films = st.tuples(st.dictionaries(st.sampled_from("uvwxyz"), values), st.lists(segments, min_size=1, max_size=4))
+
+
+@given(st.lists(films, min_size=1, max_size=5), st.sampled_from(["lists", "pairs", "objects", "dotted"]))
+def test_renaming_and_taking_segments_apart_loses_nothing(found, form):
+    records, columns = [], {"segments": "cuts", "caption": "said"}
+    for number, (other, cuts) in enumerate(found, 1):
+        starts, ends, texts = map(list, zip(*cuts, strict=True))
+        record = {"id": f"film{number}", **other}
+        if form == "lists":
+            record |= {"t0": starts, "t1": ends, "said": texts}
+            columns = {"start": "t0", "end": "t1", "caption": "said"}
+        elif form == "pairs":
+            record |= {"cuts": [list(pair) for pair in zip(starts, ends, strict=True)], "said": texts}
+        else:
+            record["cuts"] = [{"start": start, "end": end, "said": text} for start, end, text in cuts]
+            if form == "dotted":
+                columns = {"start": "cuts.start", "end": "cuts.end", "caption": "cuts.said"}
+        records.append((number, record))
+    rows = Columns({"path": "id", **columns}).rows(records)
+    assert [(number, row["path"], row["start"], row["end"], row["caption"]) for number, row in rows] == [
+        (number, f"film{number}", *cut) for number, (_, cuts) in enumerate(found, 1) for cut in cuts
+    ]
+    for number, row in rows:
+        assert found[number - 1][0].items() <= row.items()

@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from fastvid.media.ffmpeg import find_ffmpeg
@@ -193,3 +194,14 @@ def test_crash_in_one_clip_does_not_concern_the_others(crashes, run, film, tmp_p
     assert final[crashes].reason is Reason.CRASHED
     right = together(tasks, settings())
     assert all(replace(final[n], seconds=0.0).to_bytes() == right[n].to_bytes() for n in range(20) if n != crashes)
+
+
+def test_costs_decide_between_one_pass_and_seeks(film):
+    info = replace(look(film("mp4")), width=1920, height=1080)
+    near, far = [[(10, 20)], [(30, 40)]], [[(10, 20)], [(200, 210)]]
+    assert window.plan_runs(info, SMALL, near) == [range(2)]
+    assert window.plan_runs(info, SMALL, far) == [range(1), range(1, 2)]
+    from_start = replace(info, keys=np.zeros(0, np.int64))
+    assert window.plan_runs(from_start, SMALL, far) == [range(2)]
+    many = [[(number, number + 5)] for number in range(0, 200, 5)]
+    assert [len(run) for run in window.plan_runs(from_start, SMALL, many)] == [16, 16, 8]
