@@ -137,7 +137,7 @@ def test_a_number_that_is_no_integer_is_refused_by_name(value):
         with pytest.raises(UsageError, match=rf"{name} is (missing|.*, expected an integer)") as caught:
             call()
         assert caught.value.hint
-    with pytest.raises(UsageError, match="prefetch is '3', expected at least 1"):
+    with pytest.raises(UsageError, match="prefetch is '3', expected an integer"):
         make(FakeDataset(40), prefetch="3")
 
 

@@ -68,7 +68,8 @@ def test_lasting_fault_raises_within_the_patience(fault, caplog):
         # One that stalls on a busy machine may not reach the server.
         assert 3 <= len(server.gets()) <= tries <= 20
         # Each failure is logged once; the first ones, which may be transient, below the default log level.
-        levels = [record.levelno for record in caplog.records]
+        # Threads of earlier tests may still log what they ask of their own servers.
+        levels = [record.levelno for record in caplog.records if server.url in record.getMessage()]
         assert levels[:3] == [logging.INFO, logging.INFO, logging.WARNING]
         assert len(levels) == tries - 1
 
