@@ -34,7 +34,7 @@ BUDGET: Final[dict[str, int]] = {
     "demo": 366,
     "tune": 542,
     "root": 172,
-    "bench": 8_495,
+    "bench": 8_496,
     "examples": 553,
     "pipelines": 585,
     "docker": 199,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 51_921
+TESTS: Final = 51_922
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -200,7 +200,8 @@ def main(reader: str, kind: str, folder: str, url: str, windows: str) -> dict[st
     for _ in range(int(windows)):
         number = draws.randrange(_VIDEOS)
         frames = draws.randrange(LENGTH - count * step - FPS) + step * np.arange(count)
-        wrong += sum(shown != frame for shown, frame in zip(_numbers(read(number, frames)), frames, strict=True))
+        shown = _numbers(read(number, frames))
+        wrong += sum(one != int(frame) for one, frame in zip(shown, frames, strict=True))
     found = {"cpu_s": time.process_time() - cpu, "seconds": time.perf_counter() - begun, "wrong": wrong}
     done = totals(url)
     found |= {name: done[name] - opened[name] for name in done}
