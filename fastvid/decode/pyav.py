@@ -73,10 +73,11 @@ _DECODER: Final = {codec: "libdav1d" if codec is Codec.AV1 else codec.label for 
 # Codecs whose decoders start at any packet and conceal missing references without an error.
 _CONCEALING: Final = frozenset({Codec.H264, Codec.HEVC})
 
-# Codecs whose key packets restore all that earlier packets set: RFC 6386 (9.3), VP9 bitstream specification (8.4.2).
-_RESTARTED: Final = frozenset({Codec.VP8, Codec.VP9})
+# Codecs of which nothing outlasts a flush and a key packet: RFC 6386 (9.3), VP9 bitstream specification (8.4.2); dav1d
+# forgets the sequence header when it is flushed, and never reads that of the extradata.
+_RESTARTED: Final = frozenset({Codec.VP8, Codec.VP9, Codec.AV1})
 # Codecs whose packets are searched for parameter sets. What packets of other codecs change is not known.
-_SEARCHED: Final = frozenset({Codec.H264, Codec.HEVC, Codec.AV1})
+_SEARCHED: Final = frozenset({Codec.H264, Codec.HEVC})
 _CONFORMS: Final = int(StreamFlag.CONFORMS)
 
 _FORMATS_420: Final = frozenset({"yuv420p", "yuvj420p"})

@@ -136,3 +136,35 @@ def test_a_decoder_does_not_remember_parameter_sets(two_streams, videos, monkeyp
         assert by.decode([clip], [output]) == [None]
         outputs.append(output.data)
     assert np.array_equal(outputs[0], outputs[2]) == protected
+
+
+def test_a_decoder_keeps_no_sequence_header_of_av1(tmp_path, videos, monkeypatch):
+    """Streams with another header in their packets than in their files, as SVT-AV1 writes them, share a context."""
+    from tests.sharding.shardtools import ffmpeg
+
+    plain = replace(videos.textured("av1").info, width=96, height=64, num_frames=8, fps=Fraction(25))
+    clips = []
+    for filtered in "10":
+        path = tmp_path / f"{filtered}.mp4"
+        options = f"-c:v libaom-av1 -usage realtime -cpu-used 8 -crf 50 -enable-cdef {filtered}"
+        ffmpeg("-f", "lavfi", "-i", "testsrc2=size=96x64:rate=25", "-frames:v", "8", "-pix_fmt", "yuv420p",
+               *options.split(), str(path))  # fmt: skip
+        with opened(str(path)) as container:
+            clips.append([bytes(packet) for packet in container.demux(video=0) if packet.size])
+    header = slice(0, 2 + clips[1][0][1])  # an OBU of fewer than 128 bytes: its type, its length, its payload
+    assert clips[0][0][header] != clips[1][0][header]
+    clips.append([clips[1][0][header.stop :], *clips[1][1:]])
+    shared, alone, contexts = PyAvDecoder(), list[np.ndarray](), list[object]()
+    make = pyav.open_context
+    monkeypatch.setattr(pyav, "open_context", lambda *stream: contexts.append(stream) or make(*stream))
+    for number in (0, 1, 0, 2, 1):
+        clip, outputs = packed(plain, clips[number], range(8), range(8)), []
+        errors = []
+        for decoder in (PyAvDecoder(), shared):
+            outputs.append(Rgb(np.zeros((3, 8, 64, 96), np.uint8)))
+            errors += decoder.decode([clip], [outputs[-1]])
+        assert [error is None for error in errors] == [number < 2] * 2, "without its header, a stream is no other's"
+        np.testing.assert_array_equal(*(output.data for output in outputs))
+        alone.append(outputs[0].data)
+    assert not np.array_equal(alone[0], alone[1])
+    assert len(contexts) == 5 + 2  # one of each decoder of its own; the shared one needed another after the error
