@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[1]
 BUDGET: Final[dict[str, int]] = {
     "format": 3_736,
     "decode": 2_458,
-    "media": 2_349,
+    "media": 2_370,
     "storage": 1_915,
     "videos": 795,
     "sharding": 11_197,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 51_922
+TESTS: Final = 51_956
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

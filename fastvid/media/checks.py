@@ -32,7 +32,7 @@ from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
 from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.media.container import ffmpeg_message, fraction, open_demuxer, video_stream
 from fastvid.media.describe import ENCODE_HINT
-from fastvid.media.file_tables import FileReader, Tables
+from fastvid.media.file_tables import KEPT, FileReader, Tables
 from fastvid.media.prove import decode_padded, frame_digest
 from fastvid.media.reasons import Reason
 from fastvid.runtime.arrays import IntArray, RecordArray
@@ -214,36 +214,43 @@ def check_sample(
 
     yield from check_stream(data, Promised.of(track, info, name), keep)
     if len(kept) == len(chosen):
-        yield from check_plans(info, indexed.table, reader_of(data), kept, decoder)
+        yield from check_plans(info, indexed.table, reader_of(data), [[frame] for frame in kept], kept, decoder)
 
 
 def check_plans(
-    info: StreamInfo, table: PacketTable, read: Read, expected: Mapping[int, bytes], decoder: PyAvDecoder
+    info: StreamInfo,
+    table: PacketTable,
+    read: Read,
+    clips: Sequence[Sequence[int]],
+    expected: Mapping[int, bytes],
+    decoder: PyAvDecoder,
 ) -> Iterator[Finding]:
     """Yield how frames that are decoded from planned packets differ from those that a player shows.
 
-    Each frame is read by itself, in random order, and decoded twice: by a decoder that has decoded other frames, and by
-    a new one. `expected`: the frames to compare, and the digest of each.
+    Clips are read in random order and decoded by a decoder that has decoded others; single frames also by a new one.
+    `clips`: the numbers of their frames, ascending. `expected`: the digest of each of these frames.
     """
     info = info.decoded
     box = Box(0, 0, info.height & ~1, info.width & ~1)
     draws = np.random.default_rng(len(table))
-    for frame in draws.permutation(list(expected)).tolist():
-        request = ClipRequest(0, np.array([frame]), box, (box.height, box.width))
+    for number in draws.permutation(len(clips)).tolist():
+        frames = clips[number]
+        request = ClipRequest(0, np.array(frames), box, (box.height, box.width))
+        named = f"frame {frames[0]}" if len(frames) == 1 else f"one of {len(frames)} frames from {frames[0]} on"
         try:
             clip = read_clip(request, info, table, read)
-            found = {_digest(one, clip) for one in (decoder, PyAvDecoder())}
+            found = [_digests(one, clip) for one in ([decoder] if len(frames) > 1 else [decoder, PyAvDecoder()])]
             alike = _crops_alike(draws, clip, table, read, decoder)
         except ChecksumError:
             return  # reported by the packet check
         except (FormatError, DecodeError) as error:
-            yield "plan", f"frame {frame} does not decode from its planned packets: {error.message}"
+            yield "plan", f"{named} does not decode from its planned packets: {error.message}"
             return
-        if found != {expected[frame]}:
-            yield "plan", f"frame {frame} decoded from its planned packets differs from the one a player shows"
+        if any(digests != [expected[frame] for frame in frames] for digests in found):
+            yield "plan", f"{named} decoded from its planned packets differs from the one a player shows"
             return
         if not alike:
-            yield "plan", f"a crop of frame {frame} that is decoded from its tiles differs from that of the whole frame"
+            yield "plan", f"a crop of {named} that is decoded from its tiles differs from that of the whole frame"
             return
 
 
@@ -261,19 +268,20 @@ def _crops_alike(
     y, x, height, width = (2 * np.concatenate([draws.integers(0, sides - extent + 1), extent])).tolist()
     request = replace(clip.request, box=Box(y, x, height, width))
     cut = read_clip(request, clip.info, table, read)
-    found = [np.empty(Planes.nbytes(1, request.box), np.uint8) for _ in range(2)]
+    count = len(request.frames)
+    found = [np.empty(Planes.nbytes(count, request.box), np.uint8) for _ in range(2)]
     for one, buffer in zip((replace(clip, request=request), cut), found, strict=True):
-        error = decoder.decode([one], [Planes.packed(buffer, 1, request.box)])[0]
+        error = decoder.decode([one], [Planes.packed(buffer, count, request.box)])[0]
         if error is not None:
             raise error
     return found[0].tobytes() == found[1].tobytes()
 
 
-def _digest(decoder: PyAvDecoder, clip: EncodedClip) -> bytes:
-    """Return the digest of the only frame of a clip."""
-    found: list[bytes] = []
-    decoder.give(clip, lambda frame, _: found.append(frame_digest(frame)))
-    return found[0]
+def _digests(decoder: PyAvDecoder, clip: EncodedClip) -> list[bytes]:
+    """Return the digest of each frame of a clip without repeated frames."""
+    found = dict[int, bytes]()
+    decoder.give(clip, lambda frame, place: found.update({place: frame_digest(frame)}))
+    return [found[place] for place in range(len(clip.request.frames))]
 
 
 def check_packets(read: Callable[[int, int], bytes | memoryview], records: RecordArray) -> Iterator[Finding]:
@@ -287,7 +295,10 @@ def check_packets(read: Callable[[int, int], bytes | memoryview], records: Recor
 
 
 CANDIDATES: Final = 8
-"""How many key packets are drawn; frames around one of them are compared, see `chosen_frames`."""
+"""How many key packets are drawn; frames around one of them are compared, see `chosen_clips`."""
+
+GROUP: Final = 32
+"""How many packets of the GOP before that key packet have frames that are compared."""
 
 NEAR: Final = 16
 """How many packets from that key packet on may have the compared frame."""
@@ -344,13 +355,13 @@ class Comparison:
         self.aspect = fraction(context.sample_aspect_ratio)
         return frames[0] if frames else None
 
-    def check(self, info: StreamInfo, records: RecordArray, frames: Sequence[int]) -> Iterator[Finding]:
+    def check(self, info: StreamInfo, records: RecordArray, clips: Sequence[Sequence[int]]) -> Iterator[Finding]:
         """Yield how some frames that a reader decodes differ from those that FFmpeg shows in the file.
 
-        `records`: PACKET_DTYPE records [P] of the stream, with offsets from the start of the file. `frames`: numbers of
-        the frames to compare.
+        `records`: PACKET_DTYPE records [P] of the stream, with offsets from the start of the file. `clips`: see
+        `check_plans`.
         """
-        rows = records[np.isin(records["frame"], frames)]
+        rows = records[np.isin(records["frame"], [frame for frames in clips for frame in frames])]
         numbers = {
             frame: self._numbers.get(at) for frame, at in zip(rows["frame"].tolist(), packet_offsets(rows), strict=True)
         }
@@ -360,7 +371,7 @@ class Comparison:
         expected = self._played([number for number in numbers.values() if number is not None])
         table = PacketTable(records, whole=bool(info.flags & StreamFlag.WHOLE))
         digests = {frame: expected[number] for frame, number in numbers.items()}
-        yield from check_plans(info, table, self._fill, digests, PyAvDecoder())
+        yield from check_plans(info, table, self._fill, clips, digests, PyAvDecoder())
 
     def check_order(self, records: RecordArray) -> None:
         """Raise a SourceError if the times say that frames are shown in decode order, but decoding reorders them."""
@@ -385,6 +396,12 @@ class Comparison:
         data = self.file.parts([(offset, len(view)) for offset, view in ranges])
         for (_, view), one in zip(ranges, data, strict=True):
             view[:] = one
+
+    def _fetch(self, first: int, last: int) -> None:
+        """Read packets, and those between them, at once, so that a demuxer finds them in the cache."""
+        places = self.tables.offsets[first : last + 1]
+        begin, end = int(places.min()), int((places + self.tables.sizes[first : last + 1]).max())
+        self.file.part(begin, min(end - begin, KEPT))
 
     @contextmanager
     def _demuxed(self, since: int) -> Iterator[tuple[InputContainer, VideoStream, int]]:
@@ -417,6 +434,7 @@ class Comparison:
         tables, times = self.tables, self._times
         keys = np.flatnonzero(tables.sync & tables.shown)
         since = int(times[keys[-1]]) if len(keys) else 0
+        self._fetch(int(keys[-1]) if len(keys) else 0, len(times) - 1)
         with self._demuxed(since) as (source, stream, begin):
             found = [p.pts - begin for p in source.demux(stream) if p.pts is not None and not p.is_discard]
         listed: list[int] = np.sort(times[tables.shown & (times >= since)]).tolist()
@@ -434,6 +452,7 @@ class Comparison:
         # Frames that follow this key packet but are shown before it do not decode if decoding begins there.
         if at and any(number > keys[at] and times[number] < times[keys[at]] for number in numbers):
             at -= 1
+        self._fetch(int(keys[at]) if len(keys) else 0, max(numbers) + NEAR)
         missing, found = {int(times[number]): number for number in numbers}, dict[int | None, bytes]()
         with self._demuxed(int(times[keys[at] if len(keys) else 0])) as (source, stream, begin):
             for frame in source.decode(stream):
@@ -449,11 +468,12 @@ class Comparison:
         )
 
 
-def chosen_frames(records: RecordArray) -> list[int]:
-    """Return the numbers of some frames around a key packet, the same ones for the same video; and the last if short.
+def chosen_clips(records: RecordArray) -> list[list[int]]:
+    """Return the frames of some clips around a key packet, the same ones for the same video; and the last if short.
 
     Frames before the key packet prove the plans inside a GOP; frames after it prove that decoding may start there. Of
-    `CANDIDATES` random key packets, the one after the shortest GOP is taken.
+    `CANDIDATES` random key packets, one after a GOP of about `GROUP` packets is taken. Two clips share the first frames
+    of the GOP, so that each leaves out the packets of the other's frames that nothing is said to refer to.
     """
     rng = np.random.default_rng(zlib.crc32(records.tobytes()))
     keys, last = np.flatnonzero(records["flags"] & np.uint8(PacketFlag.KEY)), int(records["frame"].max())
@@ -463,10 +483,19 @@ def chosen_frames(records: RecordArray) -> list[int]:
     likely = [key for key in range(1, len(keys)) if keys[key] > shown[0] - NEAR and keys[key - 1] <= shown[-1]]
     if likely:
         drawn = [likely[place] for place in rng.integers(0, len(likely), CANDIDATES).tolist()]
-        number = min(drawn, key=lambda key: keys[key] - keys[key - 1])
+        lengths = {key: int(keys[key] - keys[key - 1]) for key in drawn}
+        number = min(drawn, key=lambda key: (lengths[key] < GROUP, abs(lengths[key] - GROUP)))
         start, stop = int(keys[number - 1]), int(keys[number])
-    before, after = (
-        part[part >= 0].tolist() for part in np.split(records["frame"][start : stop + NEAR], [stop - start])
+    before, after, group = (
+        np.sort(part[part >= 0]).tolist()
+        for part in (
+            records["frame"][start:stop],
+            records["frame"][stop : stop + NEAR],
+            records["frame"][start : min(start + GROUP, stop) if stop > start else start + GROUP],
+        )
     )
     picked = [frames[int(rng.integers(0, len(frames)))] for frames in (before, after) if frames]
-    return sorted({*after[:1], *picked, *([last] if len(records) <= SHORT else [])})
+    singles = sorted({*after[:1], *picked, *([last] if len(records) <= SHORT else [])})
+    drawn = rng.integers(0, 2, len(group)).tolist()
+    halves = [[frame for frame, side in zip(group, drawn, strict=True) if side == half] for half in range(2)]
+    return [*([frame] for frame in singles), *(half for half in halves if len(half) > 1)]

@@ -45,7 +45,7 @@ BLOCK: Final = 1 << 16
 """Smallest read in bytes: it contains the tables of most MP4s of a minute."""
 
 AHEAD: Final = 1 << 22
-"""Size of a read in bytes when a file is read from end to end."""
+"""Largest size of a read in bytes when a file is read from end to end."""
 
 KEPT: Final = 1 << 26
 """Most bytes of a file that are cached: a packet is compared with the bytes that the demuxer has just read."""
@@ -63,7 +63,7 @@ class FileReader(io.RawIOBase):
         self.version, self.size = version, version.size
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._keep(0, memoryview(head))
-        self._place = self._expected = 0
+        self._place = self._begun = self._expected = 0  # where to read, where reads in a row began, where they ended
 
     @classmethod
     def open(cls, location: str) -> FileReader:
@@ -148,14 +148,11 @@ class FileReader(io.RawIOBase):
         return self._place
 
     def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
-        """See `io.RawIOBase`. Read ahead once reads follow each other."""
+        """See `io.RawIOBase`. Read ahead as many bytes as reads have followed each other."""
         view = memoryview(buffer)
-        block = self._place // BLOCK
-        if self._place < self.size and block not in self._blocks:
-            follows = self._place == self._expected and self._place > 0
-            ahead = AHEAD if follows else BLOCK
-            self._load(block, min(block + max(ahead, len(view)) // BLOCK, (self.size - 1) // BLOCK))
-        data = self.part(self._place, len(view))
+        if not 0 <= self._place - self._expected <= BLOCK:
+            self._begun = self._place
+        data = self.part(self._place, len(view), ahead=max(2 * BLOCK, min(self._place - self._begun, AHEAD)))
         view[: len(data)] = data
         self._place += len(data)
         self._expected = self._place

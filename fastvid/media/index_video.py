@@ -28,7 +28,7 @@ from fastvid.format.headers import HEAD_BYTES, KEY_HEAD_BYTES, WHOLE_PACKETS, Fi
 from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
 from fastvid.format.presentation import frame_bounds
 from fastvid.format.schema import Codec, PacketFlag, StreamFlag
-from fastvid.media.checks import Comparison, Finding, check_packets, chosen_frames
+from fastvid.media.checks import Comparison, Finding, check_packets, chosen_clips
 from fastvid.media.describe import ENCODE_HINT, TONE_MAP, present, with_times
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.file_tables import FileReader, Tables, read_tables, with_heads
@@ -271,9 +271,9 @@ class Indexing(Comparison):
         Returns the stream and the records with which the frames are right, and "". If they never are, returns the
         arguments, and why the stream must be decoded from its start.
         """
-        frames, wrong = chosen_frames(records), ""
+        clips, wrong = chosen_clips(records), ""
         for way, packets, note in self._ways(info, records):
-            wrong = self._differs(way, packets, frames)
+            wrong = self._differs(way, packets, clips)
             if not wrong:
                 notes += note
                 return way, packets, ""
@@ -297,15 +297,15 @@ class Indexing(Comparison):
             careful["flags"] &= ~_DROPPABLE
             yield info, careful, ["from-key-frames"]
 
-    def _differs(self, info: StreamInfo, records: RecordArray, frames: Sequence[int]) -> str:
-        """Return how some frames differ from those that FFmpeg shows; empty if they do not."""
-        return next((message for _, message in self.check(info, records, frames)), "")
+    def _differs(self, info: StreamInfo, records: RecordArray, clips: Sequence[Sequence[int]]) -> str:
+        """Return how frames of some clips differ from those that FFmpeg shows; empty if they do not."""
+        return next((message for _, message in self.check(info, records, clips)), "")
 
 
-def _early(records: RecordArray) -> list[int]:
-    """Return the numbers of some early frames, which need little decoding from the start of the stream."""
+def _early(records: RecordArray) -> list[list[int]]:
+    """Return some early frames, which need little decoding from the start of the stream, as a clip each."""
     last = int(records["frame"].max())
-    return sorted({0, min(last, 7), min(last, 30)})
+    return [[frame] for frame in sorted({0, min(last, 7), min(last, 30)})]
 
 
 def check_index(file: FileReader, info: StreamInfo, records: RecordArray, limits: Limits) -> Iterator[Finding]:
@@ -325,7 +325,7 @@ def check_index(file: FileReader, info: StreamInfo, records: RecordArray, limits
         if len({frame - now for frame, now in zip(frames, shown["frame"].tolist(), strict=True)}) != 1:
             yield "index", "indexing the video again gives a different index"
         return
-    yield from Comparison(file, tables).check(info, records, chosen_frames(records))
+    yield from Comparison(file, tables).check(info, records, chosen_clips(records))
 
 
 def _told(file: FileReader, limits: Limits, records: RecordArray) -> Tables | None:

@@ -219,7 +219,8 @@ def test_verify_notices_a_wrong_cut(samples, monkeypatch):
     decoder.give(sample.read(request), lambda frame, place: whole.update({place: frame_digest(frame)}))
 
     def findings():
-        return list(check_plans(sample.info, PacketTable(sample.records), reader_of(sample.data), whole, decoder))
+        table, read, clips = PacketTable(sample.records), reader_of(sample.data), [[frame] for frame in whole]
+        return list(check_plans(sample.info, table, read, clips, whole, decoder))
 
     assert not findings()
     monkeypatch.setattr(cutting, "Box", lambda y, x, *size: Box(max(y - 2, 0), max(x - 2, 0), *size))

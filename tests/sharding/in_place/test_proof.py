@@ -91,8 +91,8 @@ def test_times_that_contradict_the_pictures_are_refused_without_proof(name, stor
 
 def test_sample_notices_a_decoder_that_what_it_decoded_before_changes(made, monkeypatch):
     file = opened(made / "plain.mp4")
-    frames = checks.chosen_frames(index_in_place(file, Limits(), Proof.SAMPLE).records)
-    assert len(frames) > 1
+    clips = checks.chosen_clips(index_in_place(file, Limits(), Proof.SAMPLE).records)
+    assert len(clips) > 1
 
     class Kept(checks.PyAvDecoder):
         def __init__(self):
@@ -119,7 +119,7 @@ def test_sample_reads_frames_around_a_key_packet_that_edits_do_not_hide(made, tm
         found = index_in_place(opened(tmp_path / "edited.mp4"), Limits(), Proof.SAMPLE)
         assert found.info.num_frames == keep
         assert len(packet_offsets(found.records)) == 120
-        assert checks.chosen_frames(found.records)
+        assert checks.chosen_clips(found.records)
 
 
 LATE_FRAMES = 120
@@ -212,8 +212,9 @@ def test_what_the_tables_call_disposable_is_not_read_unless_that_is_wrong(videos
     whole = index_in_place(reader(path), Limits(), Proof.ALL)
     droppable = whole.records["flags"] & PacketFlag.DROPPABLE != 0
     shown = tools.played(path)
-    for claimed, believed in ((droppable, True), (np.ones_like(droppable), False)):
-        told = tmp_path / f"{believed}.mp4"
+    lies = [np.arange(LATE_FRAMES) % step == step - 1 for step in (1, 2, 3, 5)]
+    for number, (claimed, believed) in enumerate([(droppable, True), *((lie, False) for lie in lies)]):
+        told = tmp_path / f"{number}.mp4"
         told.write_bytes(with_sdtp(path.read_bytes(), claimed))
         found = index_in_place(reader(told), Limits(), Proof.SAMPLE)
         assert np.array_equal(found.records["flags"] & PacketFlag.DROPPABLE != 0, droppable & believed)
