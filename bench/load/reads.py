@@ -193,6 +193,8 @@ def main(reader: str, kind: str, folder: str, url: str, windows: str) -> dict[st
     torch.set_num_threads(1)
     before = totals(url)
     read = _readers(reader, folder, url)
+    for number in range(_VIDEOS):
+        read(number, np.arange(1))
     opened = totals(url)
     _, _, count, step = KINDS[kind]
     draws = random.Random(0)

@@ -533,7 +533,8 @@ class RgbConverter:
             source, strides = middle
         self._swscale.sws_scale(self._scaling, source, strides, 0, self._rows, target, self._target_strides)
         if not self._direct:
-            self._shown[:, place] = self._cut
+            for shown, cut in zip(self._shown, self._cut, strict=True):  # plane by plane: pixels may be interleaved
+                shown[place] = cut
 
     def convert(
         self, info: StreamInfo, request: ClipRequest, planes: Planes, index: Sequence[int], output: Rgb

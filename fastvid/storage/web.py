@@ -56,6 +56,7 @@ class WebClient(StoreClient):
     def __init__(self, url: str, options: RemoteOptions, query: str = "") -> None:
         super().__init__(url, options, query)
         self._lock, self._idle = threading.Lock(), dict[tuple[bool, str, str], list[http.client.HTTPConnection]]()
+        self._proxies = dict[tuple[str, str], SplitResult | None]()  # by scheme and host; looking them up takes .4 ms
         self._is_public = False  # whether the host that the user named has a public address
         weakref.finalize(self, _close, self._idle)
 
@@ -117,7 +118,7 @@ class WebClient(StoreClient):
             try:
                 place = f"{url.path or '/'}?{url.query}".removesuffix("?")
                 known = {"Accept-Encoding": "identity", "Host": url.netloc, **(headers or {})}
-                if url.scheme == "http" and (proxy := _proxy(url)):
+                if url.scheme == "http" and (proxy := self._proxy(url)):
                     place, known = url._replace(fragment="").geturl(), known | _credentials(proxy)
                 connection.request(method, place, headers=known)
                 response = connection.getresponse()
@@ -149,7 +150,7 @@ class WebClient(StoreClient):
                 if not _is_closed(connection):
                     return connection, key
                 connection.close()
-        proxy = _proxy(url)
+        proxy = self._proxy(url)
         place, seconds = proxy or url, self.options.connect_seconds
         at = place.hostname or "", place.port or _PORTS.get(place.scheme, 80)
         connection = http.client.HTTPConnection(*at, timeout=seconds)
@@ -168,6 +169,13 @@ class WebClient(StoreClient):
                 raise
             raise _failed(error) from error
         return connection, key
+
+    def _proxy(self, url: SplitResult) -> SplitResult | None:
+        key = (url.scheme, url.netloc)
+        if key not in self._proxies:
+            found = None if proxy_bypass(url.hostname or "") else getproxies().get(url.scheme)
+            self._proxies[key] = urlsplit(found) if found else None
+        return self._proxies[key]
 
     def _check_address(self, peer: str, *, is_first: bool) -> None:
         """Raise if a redirect led from a public address to another kind; by address, as names may resolve to any."""
@@ -209,11 +217,6 @@ def _close(idle: Mapping[Any, list[http.client.HTTPConnection]]) -> None:
     for connections in idle.values():
         for connection in connections:
             connection.close()
-
-
-def _proxy(url: SplitResult) -> SplitResult | None:
-    found = None if proxy_bypass(url.hostname or "") else getproxies().get(url.scheme)
-    return urlsplit(found) if found else None
 
 
 def _credentials(proxy: SplitResult) -> dict[str, str]:

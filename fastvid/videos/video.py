@@ -115,11 +115,11 @@ def decode_frames(
     whole = (info.height & ~1, info.width & ~1)
     size = size or whole
     clip = read_clip(ClipRequest(0, wanted, Box(0, 0, *whole), size), info, table, read, gap=gap)
-    rgb = np.empty((3, len(wanted), *size), dtype=np.uint8)
-    (error,) = (decoder or thread_decoder()).decode([clip], [Rgb(rgb)])
+    rgb = np.empty((len(wanted), *size, 3), dtype=np.uint8)
+    (error,) = (decoder or thread_decoder()).decode([clip], [Rgb(rgb.transpose(3, 0, 1, 2))])
     if error is not None:
         raise error
-    return FrameBatch(np.stack(tuple(rgb), axis=-1), wanted, info.seconds(wanted), key)
+    return FrameBatch(rgb, wanted, info.seconds(wanted), key)
 
 
 def thread_decoder() -> PyAvDecoder:

@@ -227,4 +227,4 @@ def test_machine_without_a_driver_says_what_is_missing(caplog):
             "decoder 'nvdec' is installed but fails to import: RuntimeError: Failed to load NVENC library"
         )
         assert "\n" not in why
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.name.startswith(("PyNvVideoCodec", "fastvid.decode"))]

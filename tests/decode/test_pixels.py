@@ -203,7 +203,7 @@ def on_gpu(monkeypatch):
 def test_kernel_that_does_not_compile_is_replaced_with_one_warning(on_gpu, caplog):
     batches = [finish_planes([on_gpu(clip(seed=1))], (8, 12), Pixels()) for _ in range(3)]
     assert torch.equal(batches[2].cpu(), finish_planes([clip(seed=1)], (8, 12), Pixels()))
-    (warning,) = [record.getMessage() for record in caplog.records]
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == pixels.__name__]
     assert warning.startswith("the fused kernel does not compile on cuda:1: ")
 
 
@@ -220,4 +220,4 @@ def test_kernel_is_used_only_if_its_pixels_are_right(on_gpu, caplog, monkeypatch
     found = finish_planes(moved, (8, 12), Pixels())
     assert torch.equal(found.cpu(), finish_planes([clip(seed=1), clip(seed=2)], (8, 12), Pixels()))
     assert used == ([1] if wrong else [1, 2])
-    assert len(caplog.records) == (1 if wrong else 0)
+    assert [record.name for record in caplog.records].count(pixels.__name__) == (1 if wrong else 0)
