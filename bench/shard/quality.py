@@ -1,4 +1,4 @@
-"""Measure the accuracy that an encoding costs: the same training on the originals, on `compact` and on `intra`.
+"""Measure the accuracy that an encoding costs: the same training on originals, `compact`, `intra` and `tiles`.
 
 The originals are the demo's motion videos: nearly lossless, and no single frame shows the label; `copy` packs them
 unchanged. All arms use the same model, budget and seeds, so runs are paired: the same samples in the same order, from
@@ -56,6 +56,7 @@ ARMS: Final = {
     ORIGINALS: Arm("copy"),
     "compact": Arm("compact", _SIDE),
     "intra": Arm("intra", _SIDE),
+    "tiles": Arm("tiles", _SIDE),
     COARSE: Arm("compact", (*_SIDE, "--crf", str(_COARSE_CRF))),
 }
 
