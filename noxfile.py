@@ -41,6 +41,7 @@ ENCODING = (
     "tests/decode/test_planned.py",
     "tests/videos/test_shown.py",
     "tests/sharding/encode",
+    "tests/sharding/in_place",
     "tests/report/test_page_in_a_browser.py",
 )
 
