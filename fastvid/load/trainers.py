@@ -8,7 +8,7 @@ that already; doing it again would deliver clips twice, or drop them silently.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -59,17 +59,11 @@ def _is_shared_again(part: object) -> bool:
     return isinstance(sharer, library.BatchSamplerShard) and getattr(sharer.batch_sampler, "sampler", None) is part
 
 
-def collate_batches(
-    batches: Sequence[Batch],
-    *,
-    collate_fn_map: dict[type | tuple[type, ...], Callable[..., Any]] | None = None,  # noqa: ARG001 - torch passes it
-) -> Batch:
+def collate_batches(batches: Sequence[Batch], **_of_torch: Any) -> Batch:
     """Return the only batch of the list; several are an error, because batches are not collated again."""
     if len(batches) != 1:
-        raise UsageError(
-            f"a DataLoader collates {len(batches)} batches of a ClipLoader",
-            hint="use DataLoader(loader, batch_size=None); in a Trainer per_device_train_batch_size=1",
-        )
+        hint = "use DataLoader(loader, batch_size=None); in a Trainer per_device_train_batch_size=1"
+        raise UsageError(f"a DataLoader collates {len(batches)} batches of a ClipLoader", hint=hint)
     return batches[0]
 
 

@@ -151,10 +151,8 @@ class TransformChain:
         others = [stream for stream in streams if stream == FLOW or stream in depth]
         if moving and others:
             what = "optical flow" if others[0] == FLOW else "depth"
-            raise UsageError(
-                f"{moving[0]} moves pixels, but not the {what} of the same clips",
-                hint=f"set geometric=False, or remove the transform or the stream {others[0]!r}",
-            )
+            hint = f"set geometric=False, or remove the transform or the stream {others[0]!r}"
+            raise UsageError(f"{moving[0]} moves pixels, but not the {what} of the same clips", hint=hint)
         return cls(tuple(made)) if made else None
 
     def __repr__(self) -> str:

@@ -59,9 +59,8 @@ class MultiHot:
             return
         classes = () if isinstance(self.classes, str) else tuple(self.classes)
         if not classes or len(set(classes)) < len(classes) or not all(isinstance(name, str) for name in classes):
-            raise UsageError(
-                f"classes of MultiHot are {self.classes!r}", hint="give the names of all classes, each once, as strings"
-            )
+            hint = "give the names of all classes, each once, as strings"
+            raise UsageError(f"classes of MultiHot are {self.classes!r}", hint=hint)
         object.__setattr__(self, "classes", classes)
 
     def __repr__(self) -> str:
@@ -220,10 +219,8 @@ class Text:
             return
         weights = tuple(float(weight) for weight in self.weights)
         if len(weights) != len(self.names) or not all(0 < weight < math.inf for weight in weights):
-            raise UsageError(
-                f"weights of Text are {weights} for the columns {', '.join(self.names)}",
-                hint="give one positive number for each column",
-            )
+            hint = "give one positive number for each column"
+            raise UsageError(f"weights of Text are {weights} for the columns {', '.join(self.names)}", hint=hint)
         if self.choose != "random":
             raise UsageError(f"weights were given with choose={self.choose!r}", hint="use choose='random'")
         object.__setattr__(self, "weights", weights)
@@ -359,11 +356,6 @@ class SignalRows:
                     hint="load EveryFrame(dataset), or give the names of signals alone: those of the frames shown",
                 )
         return cls(dataset, wanted, shown)
-
-    @property
-    def text(self) -> str:
-        """Everything that determines the values, for the loader's fingerprint."""
-        return repr(self.wanted)
 
     def rows(self, samples: IntArray, valid: BoolArray, shown: IntArray) -> dict[str, npt.NDArray[Any]]:
         """Return the signals, [B, T] or [B, T, A], zero in masked rows; and ``NAME_is_pad``, bool [B, T], for each with

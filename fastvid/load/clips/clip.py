@@ -74,20 +74,16 @@ class ClipRules:
         for sampler in frames.values() if isinstance(frames, Mapping) else [frames]:
             if not hasattr(sampler, "draw") or isinstance(sampler, type):
                 count = sampler if isinstance(sampler, int) else 8
-                raise UsageError(
-                    f"frames is {sampler!r}, which is no sampler",
-                    hint=f"use Segments({count}), Uniform({count}) or Dense({count}, stride)",
-                )
+                hint = f"use Segments({count}), Uniform({count}) or Dense({count}, stride)"
+                raise UsageError(f"frames is {sampler!r}, which is no sampler", hint=hint)
         names = check_streams(streams, flow_stack, dataset.streams)
         options = (names, flow_stack, depth_of(dataset, names), views, audio)
         if not isinstance(frames, Mapping) and not isinstance(spatial, Mapping):
             return cls((frames,), (Spatial.of(spatial),), (), *options)
         if not isinstance(dataset, Mixture):
             argument = "frames" if isinstance(frames, Mapping) else "spatial"
-            raise UsageError(
-                f"{argument} is a mapping, but the dataset is not a mixture",
-                hint=f"give one {argument} for all samples, or a Mixture of datasets with these names",
-            )
+            hint = f"give one {argument} for all samples, or a Mixture of datasets with these names"
+            raise UsageError(f"{argument} is a mapping, but the dataset is not a mixture", hint=hint)
         samplers = dataset.by_name("frames", frames) if isinstance(frames, Mapping) else (frames,) * len(dataset.names)
         crops = dataset.by_name("spatial", spatial) if isinstance(spatial, Mapping) else (spatial,) * len(dataset.names)
         return cls(samplers, tuple(Spatial.of(crop) for crop in crops), dataset.ends, *options)
@@ -121,29 +117,21 @@ class ClipRules:
     @property
     def output(self) -> Size | None:
         """Height and width of every clip in pixels; None if it depends on the video, its dataset or its bucket."""
-        return _common([spatial.output for spatial in self.spatials])
+        return _common([spatial.crop.output for spatial in self.spatials])
 
     @property
     def sampler_text(self) -> str:
         """The samplers, for a loader's fingerprint."""
-        return _joined([repr(sampler) for sampler in self.samplers])
-
-    @property
-    def spatial_text(self) -> str:
-        """The transforms, for a loader's fingerprint."""
-        return _joined([str(spatial) for spatial in self.spatials])
-
-    @property
-    def streams_text(self) -> str:
-        """The streams, for a loader's fingerprint."""
-        return ",".join(self.streams) + (f" flow_stack={self.flow_stack}" if FLOW in self.streams else "")
+        return joined(self.samplers)
 
 
 def _common(values: Sequence[_T]) -> _T | None:
     return values[0] if all(value == values[0] for value in values) else None
 
 
-def _joined(texts: Sequence[str]) -> str:
+def joined(parts: Sequence[object]) -> str:
+    """Return the text of what each dataset has, or the only one if they are equal."""
+    texts = list(map(repr, parts))
     return texts[0] if len(set(texts)) == 1 else " + ".join(texts)
 
 
@@ -173,7 +161,7 @@ def varying_sizes(dataset: Dataset | Mixture, rules: ClipRules, *, required: boo
     None also if the sizes are not known beforehand; if they are `required`, that is an error.
     """
     for _, spatial in rules.pairs:
-        if spatial.output is None:
+        if spatial.crop.output is None:
             spatial.output_of(256, 256)  # raises an error if the size must come from a bucket
     if rules.shape is not None:
         return None
@@ -187,7 +175,7 @@ def varying_sizes(dataset: Dataset | Mixture, rules: ClipRules, *, required: boo
         return None
     known = all(
         (clip_length(sampler) is not None or hasattr(sampler, "count"))
-        and (spatial.output is not None or hasattr(spatial.crop, "sizes"))
+        and (spatial.crop.output is not None or hasattr(spatial.crop, "sizes"))
         for sampler, spatial in rules.pairs
     )
     return clip_sizes(dataset, rules) if known or required else None
@@ -288,10 +276,8 @@ def check_lengths(infos: Mapping[str, StreamInfo]) -> None:
     cameras = {name: info for name, info in infos.items() if name != FLOW}
     if len({(info.num_frames, info.fps) for info in cameras.values()}) > 1:
         found = ", ".join(f"{name} {info.num_frames} at {info.fps}/s" for name, info in cameras.items())
-        raise FormatError(
-            f"the cameras of a sample have different numbers of frames or rates: {found}",
-            hint="open a loader of one of them, or index the dataset again",
-        )
+        hint = "open a loader of one of them, or index the dataset again"
+        raise FormatError(f"the cameras of a sample have different numbers of frames or rates: {found}", hint=hint)
 
 
 def check_flow(info: StreamInfo, picture: StreamInfo | None) -> None:

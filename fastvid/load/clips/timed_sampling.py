@@ -162,9 +162,8 @@ class Window(BatchSampler):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _positive(name, getattr(self, name)))
         if self.fps is None and (self.seconds is None or self.num_frames is None):
-            raise UsageError(
-                f"{self!r} has no frame rate", hint="give two of seconds, num_frames and fps, or fps alone for buckets"
-            )
+            hint = "give two of seconds, num_frames and fps, or fps alone for buckets"
+            raise UsageError(f"{self!r} has no frame rate", hint=hint)
         if self.seconds is not None and self.fps is not None:
             length = max(1, math.floor(self.seconds * self.fps + 0.5 + _NEAR))
             if self.num_frames not in (None, length):

@@ -69,23 +69,18 @@ class Mixture:
             if not isinstance(name, str) or not name:
                 raise UsageError(f"{name!r} is not the name of a dataset", hint="give each dataset a non-empty name")
             if isinstance(dataset, Mixture):
-                raise UsageError(
-                    f"dataset {name!r} is a mixture itself",
-                    hint="name all datasets in one mixture, with the products of the weights",
-                )
+                hint = "name all datasets in one mixture, with the products of the weights"
+                raise UsageError(f"dataset {name!r} is a mixture itself", hint=hint)
         self.names = tuple(datasets)
         self.datasets: tuple[Dataset, ...] = tuple(resolve_subset(dataset) for dataset in datasets.values())
         if weights is not None:
             shares = self.by_name("weights", weights) if isinstance(weights, Mapping) else tuple(weights)
             if len(shares) != len(datasets):
-                raise UsageError(
-                    f"{len(shares)} weights for {len(datasets)} datasets", hint="give one weight for each dataset"
-                )
+                hint = "give one weight for each dataset"
+                raise UsageError(f"{len(shares)} weights for {len(datasets)} datasets", hint=hint)
             if not all(hasattr(weight, "__float__") and 0 < weight < math.inf for weight in shares):
-                raise UsageError(
-                    f"weights are {list(shares)}, expected positive numbers",
-                    hint="leave out a dataset that is not to be used",
-                )
+                hint = "leave out a dataset that is not to be used"
+                raise UsageError(f"weights are {list(shares)}, expected positive numbers", hint=hint)
             self.weights: tuple[float, ...] | None = tuple(float(weight) for weight in shares)
         else:
             self.weights = None
@@ -142,9 +137,8 @@ class Mixture:
         if missing or unknown:
             parts = [f"no entry for {', '.join(missing)}"] * bool(missing)
             parts += [f"an entry for {', '.join(unknown)}, no dataset of the mixture"] * bool(unknown)
-            raise UsageError(
-                f"{argument} has {' and '.join(parts)}", hint=f"give an entry for each of {', '.join(self.names)}"
-            )
+            hint = f"give an entry for each of {', '.join(self.names)}"
+            raise UsageError(f"{argument} has {' and '.join(parts)}", hint=hint)
         return tuple(given[name] for name in self.names)
 
     @property
@@ -203,19 +197,22 @@ class Mixture:
 
     def shard(self, index: int) -> Shard:
         """Return a shard."""
-        number = bisect_right(self._shard_ends, index)
-        return self.datasets[number].shard(index - self._shard_starts[number])
+        dataset, number = self._shard_part(index)
+        return dataset.shard(number)
 
     def is_open(self, index: int) -> bool:
         """Return whether a shard has been opened."""
-        number = bisect_right(self._shard_ends, index)
-        return self.datasets[number].is_open(index - self._shard_starts[number])
+        dataset, number = self._shard_part(index)
+        return dataset.is_open(number)
 
     def shard_name(self, index: int) -> str:
         """Return the stem of a shard's files, with the dataset's URL because names repeat across datasets."""
+        dataset, number = self._shard_part(index)
+        return f"{dataset.storage.url}/{dataset.shard_name(number)}"
+
+    def _shard_part(self, index: int) -> tuple[Dataset, int]:
         number = bisect_right(self._shard_ends, index)
-        dataset = self.datasets[number]
-        return f"{dataset.storage.url}/{dataset.shard_name(index - self._shard_starts[number])}"
+        return self.datasets[number], index - self._shard_starts[number]
 
     def _renumbered(self, dataset: Dataset) -> IntArray:
         if dataset.classes == self.classes:

@@ -93,10 +93,10 @@ def test_erasing_draws_areas_ratios_and_places():
     share(len(numbers), 0.25)
     holes = [erasing.hole(height, width, one) for one in numbers]
     assert all(hole is not None for hole in holes)
-    uniform([hole.height * hole.width / (height * width) for hole in holes], 0.0198, 0.2502)
-    uniform([hole.y / (height - hole.height) for hole in holes], 0, 1)
-    uniform([hole.x / (width - hole.width) for hole in holes], 0, 1)
-    uniform([math.log(hole.height / hole.width) for hole in holes], math.log(0.297), math.log(3.33))
+    uniform([h * w / (height * width) for _, _, h, w in holes], 0.0198, 0.2502)
+    uniform([y / (height - h) for y, _, h, _ in holes], 0, 1)
+    uniform([x / (width - w) for _, x, _, w in holes], 0, 1)
+    uniform([math.log(h / w) for _, _, h, w in holes], math.log(0.297), math.log(3.33))
 
 
 @settings(max_examples=100, deadline=None)
@@ -118,11 +118,12 @@ def test_erasing_erases_one_rectangle_inside_every_picture(height, width, low, r
     if hole is None:
         assert not changed.any()
         return
-    assert 0 < hole.height < height
-    assert 0 < hole.width < width
-    region = clips[0][..., hole.y : hole.y + hole.height, hole.x : hole.x + hole.width]
-    assert region.shape[2:] == (hole.height, hole.width)
-    assert int(changed[0, 0].sum()) == hole.height * hole.width
+    y, x, h, w = hole
+    assert 0 < h < height
+    assert 0 < w < width
+    region = clips[0][..., y : y + h, x : x + w]
+    assert region.shape[2:] == (h, w)
+    assert int(changed[0, 0].sum()) == h * w
     assert torch.equal(region.amax((1, 2, 3)), torch.tensor([0.25, 0.5, 0.75]))
 
 

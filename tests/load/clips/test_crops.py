@@ -22,7 +22,7 @@ from fastvid.load.clips.crops import (
 )
 from fastvid.load.order.draws import Draws
 from tests.load.fakes import FakeDataset
-from tests.load.tools import make
+from tests.load.tools import make, views_of
 
 DRAWS = st.builds(Draws, st.integers(0, 9), st.integers(0, 9), st.integers(0, 10**6))
 SIDES = st.integers(2, 700)
@@ -40,7 +40,7 @@ CROPS = (
 
 @given(CROPS, SIDES, SIDES, DRAWS)
 def test_every_crop_is_even_and_inside(crop, height, width, draws):
-    view = Spatial(crop).draw(height, width, draws)
+    (view,) = views_of(Spatial(crop), height, width, draws)
     box = view.box  # Box refuses odd or negative numbers
     assert box.y + box.height <= height
     assert box.x + box.width <= width
@@ -168,7 +168,7 @@ def test_flips_have_the_given_probability():
 
 def test_flip_and_crop_are_independent():
     spatial = Spatial.of([RandomCrop(8), HorizontalFlip(0.5)])
-    views = [spatial.draw(64, 64, Draws(0, 0, p)) for p in range(5000)]
+    views = [views_of(spatial, 64, 64, Draws(0, 0, p))[0] for p in range(5000)]
     correlation = np.corrcoef([view.box.x for view in views], [view.flip for view in views])[0, 1]
     assert abs(correlation) < 4 / math.sqrt(5000)
 
@@ -221,7 +221,7 @@ def test_arguments_out_of_range_are_refused(make):
 
 def test_a_video_too_small_for_any_crop_is_refused():
     with pytest.raises(UsageError, match="40x1 pixels"):
-        Spatial(CenterCrop(8)).draw(1, 40, Draws(0, 0, 0))
+        views_of(Spatial(CenterCrop(8)), 1, 40)
 
 
 WIDE_SIDES = st.integers(2, 2200)
@@ -259,7 +259,7 @@ def test_native_sizes_are_those_of_qwens_processor(height, width, multiple, leas
 
 @given(WIDE_SIDES, WIDE_SIDES)
 def test_native_shows_the_video_as_it_is(height, width):
-    view = Spatial.of(Native()).draw(height, width, ANY)
+    (view,) = views_of(Spatial.of(Native()), height, width)
     assert (view.box.y, view.box.x) == (0, 0)
     assert view.size == (view.box.height, view.box.width) == (height // 2 * 2, width // 2 * 2)
 
@@ -294,7 +294,7 @@ def test_sizes_of_many_videos_are_those_of_each(videos, crop):
     assert high.dtype == wide.dtype == np.int64
     assert list(zip(high.tolist(), wide.tolist(), strict=True)) == [spatial.output_of(*sides) for sides in videos]
     for sides in videos:
-        assert spatial.draw(*sides, ANY).size == spatial.output_of(*sides)
+        assert views_of(spatial, *sides)[0].size == spatial.output_of(*sides)
 
 
 def test_a_crop_for_buckets_counts_with_the_even_part_of_the_video():
@@ -307,9 +307,9 @@ def test_a_crop_for_buckets_counts_with_the_even_part_of_the_video():
 @pytest.mark.parametrize("crop", [CenterCrop(), RandomCrop(None), *WHOLE[::2]])
 def test_the_region_of_a_bucket_is_the_largest_with_its_aspect_ratio(crop, height, width, high, wide):
     spatial = Spatial.of([crop, HorizontalFlip(0)]).of_size((high, wide))
-    view = spatial.draw(height, width, ANY)
+    (view,) = views_of(spatial, height, width)
     box = view.box
-    assert view.size == spatial.output == (high, wide)
+    assert view.size == spatial.crop.output == (high, wide)
     assert box.y + box.height <= height
     assert box.x + box.width <= width
     scale = min(Fraction(height, high), Fraction(width, wide))
@@ -321,7 +321,7 @@ def test_the_region_of_a_bucket_is_the_largest_with_its_aspect_ratio(crop, heigh
 @given(WIDE_SIDES, WIDE_SIDES, st.integers(8, 512), st.integers(8, 512), DRAWS)
 @pytest.mark.parametrize("crop", BUCKET_CROPS)
 def test_regions_of_a_bucket_are_inside_the_video(crop, height, width, high, wide, draws):
-    view = Spatial.of(crop).of_size((high, wide)).draw(height, width, draws)
+    (view,) = views_of(Spatial.of(crop).of_size((high, wide)), height, width, draws)
     assert view.size == (high, wide)
     assert 0 <= view.box.y <= view.box.y + view.box.height <= height
     assert 0 <= view.box.x <= view.box.x + view.box.width <= width

@@ -14,7 +14,7 @@ from fastvid.load.order.draws import Draws
 from tests.datasets import make_clip, pack
 from tests.load.fakes import HEIGHT, WIDTH, FakeDataset, fake, picture
 from tests.load.loaders import clip_loader
-from tests.load.tools import FixedCrop, FixedFrames, make, rows, video
+from tests.load.tools import FixedCrop, FixedFrames, make, rows, video, views_of
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_every_view_equals_the_clip_decoded_separately(folder, sampler, crop, la
 
 def test_ten_crops_are_corners_and_centre_then_mirrored(folder):
     crop = CenterCrop(48)
-    cuts = Views(num_crops=10).cuts(Spatial.of(crop), 64, 112)
+    cuts = views_of(Spatial.of(crop), 64, 112, views=Views(num_crops=10))
     boxes = [Box(0, 0, 48, 48), Box(0, 64, 48, 48), Box(16, 0, 48, 48), Box(16, 64, 48, 48), Box(8, 32, 48, 48)]
     assert [cut.box for cut in cuts] == boxes * 2
     assert [cut.flip for cut in cuts] == [False] * 5 + [True] * 5
@@ -78,7 +78,7 @@ def test_ten_crops_are_corners_and_centre_then_mirrored(folder):
 
 @pytest.mark.parametrize(("height", "width", "corners"), [(64, 112, [(8, 0), (8, 32), (8, 64)]), (112, 64, None)])
 def test_three_crops_are_along_the_longer_side(height, width, corners):
-    cuts = Views(num_crops=3).cuts(Spatial.of(CenterCrop(48)), height, width)
+    cuts = views_of(Spatial.of(CenterCrop(48)), height, width, views=Views(num_crops=3))
     found = [(cut.box.y, cut.box.x) for cut in cuts]
     assert found == (corners or [(0, 8), (32, 8), (64, 8)])
 
@@ -131,7 +131,7 @@ def test_views_are_decoded_separately_without_planes():
             assert batch.video[row].any() == good
             for view in range(6 * good):
                 frames = batch.frame_index[row, view].tolist()
-                box = options["views"].cuts(Spatial.of(CenterCrop(16)), HEIGHT, WIDTH)[view % 3].box
+                box = views_of(Spatial.of(CenterCrop(16)), HEIGHT, WIDTH, views=options["views"])[view % 3].box
                 for t, frame in enumerate(frames):
                     assert batch.video[row, view, :, t, 0, 0].tolist() == list(picture(sample, frame, box, False))
     assert loader.stats.total.skips == {"ChecksumError": 1}

@@ -195,7 +195,7 @@ def test_the_fingerprint_changes_with_the_arguments_and_with_any_bucket():
 
 
 def test_an_epoch_without_a_whole_batch_is_refused():
-    with pytest.raises(UsageError, match="3 samples do not fill one batch of any shape"):
+    with pytest.raises(UsageError, match="3 samples do not fill one batch of Buckets"):
         plans.ranks(Buckets([(1, 8, 8)], 4), plans.sizes([1, 1, 1]), 1, last="drop")
     assert [
         share.positions.tolist() for share in plans.ranks(Buckets([(1, 8, 8)], 4), plans.sizes([1]), 1)[0].shares(0)

@@ -53,15 +53,9 @@ def test_block_shuffle_visits_every_sample_once_window_by_window(sizes, window, 
 )
 def test_groups_get_exact_shares_and_visit_their_samples_in_laps(groups, seed, first):
     sizes, counts = [size for size, _ in groups], [count for _, count in groups]
-
-    def members(numbers, indices):
-        assert (indices >= 0).all()
-        assert (indices < np.array(sizes)[numbers]).all()
-        return numbers * 100 + indices
-
-    seen = Counter()
+    samples, seen = np.concatenate([100 * group + np.arange(size) for group, size in enumerate(sizes)]), Counter()
     for epoch in range(first, first + 4):
-        ids = all_ids(GroupedOrder(sizes, counts, members, seed, epoch))
+        ids = all_ids(GroupedOrder(sizes, counts, samples, seed, epoch))
         assert [int((ids // 100 == group).sum()) for group in range(len(sizes))] == counts
         seen.update(ids.tolist())
     for group, (size, count) in enumerate(groups):
@@ -74,17 +68,13 @@ def test_groups_get_exact_shares_and_visit_their_samples_in_laps(groups, seed, f
 
 
 def test_laps_and_groups_have_independent_orders():
-    order = GroupedOrder([500, 500], [1000, 500], lambda groups, indices: groups * 1000 + indices, 3, 0)
-    first, second = (order._permuted(*lane) for lane in (lanes(0, 0), lanes(0, 1)))
-    other = order._permuted(*lanes(1, 0))
+    by_slot = np.empty(1500, dtype=np.int64)
+    by_slot[all_ids(Permutation(1500, 3, 0))] = all_ids(GroupedOrder([500, 500], [1000, 500], None, 3, 0))
+    first, second, other = by_slot[:500], by_slot[500:1000], by_slot[1000:] - 500
     for one, two in ((first, second), (first, other), (first, np.arange(500))):
         assert sorted(one.tolist()) == list(range(500))
         # Two independent orders agree at one position on average.
         assert np.count_nonzero(one == two) < 10
-
-
-def lanes(group, lap):
-    return np.full(500, group), np.full(500, lap, dtype=np.uint64), np.arange(500), np.full(500, 500)
 
 
 @given(st.integers(0, 10**9), st.lists(st.floats(0, 1e6), min_size=1, max_size=20).filter(lambda w: sum(w) > 1e-300))
