@@ -188,14 +188,9 @@ class ClipDataset(MapStyle[ClipRow]):
         }
         return [
             ClipRow(
-                {name: values[row] for name, values in each.items()},
+                {name: values[row] for name, values in each.items()} | {name: getattr(visit, name) for name in _PLACE},
                 frame_index=batch.frame_index[row, : lengths[row]],
                 seconds=batch.seconds[row, : lengths[row]],
-                sample=visit.sample,
-                position=visit.position,
-                epoch=epoch,
-                start=visit.start,
-                stop=visit.stop,
                 fields={name: values[row] for name, values in batch.fields.items()},
             )
             for row, visit in enumerate(visits)
@@ -205,7 +200,10 @@ class ClipDataset(MapStyle[ClipRow]):
 _OF_BATCH: Final = frozenset({"weight", "valid"})
 """Entries that depend on the other rows of a batch."""
 
-_OF_ROW: Final = frozenset({"sample", "position", "epoch", "start", "stop", "fields"})
+_PLACE: Final = ("sample", "position", "epoch", "start", "stop")
+"""Entries of a `ClipRow` that say where in an epoch it is."""
+
+_OF_ROW: Final = frozenset({*_PLACE, "fields"})
 """Entries of a `ClipRow` that are not those of one row of a batch."""
 
 _LARGE: Final = frozenset({"video", "flow"})
@@ -336,10 +334,8 @@ class ExactSampler(DistributedSampler[SampleVisit]):
         self.spec = replace(clips.spec, orders=EpochOrders(clips.dataset, order))
         self.batches = Batches.of(self.spec.orders, global_batch_size, order, self.world)
         if self.batches.size % self.world.size:
-            raise UsageError(
-                f"global_batch_size {global_batch_size} is not a multiple of the world size {self.world.size}",
-                hint="a DataLoader has one batch size on all ranks; a ClipLoader takes any number",
-            )
+            told = f"global_batch_size {global_batch_size} is not a multiple of the world size {self.world.size}"
+            raise UsageError(told, hint="a DataLoader has one batch size on all ranks; a ClipLoader takes any number")
         super().__init__(cast("Any", clips), self.world.size, self.world.rank, shuffle=False)
         self._seed, self.epoch, self._origin = clips.seed, 0, 0
         self._position = 0  # start of the first global batch that was not yielded completely

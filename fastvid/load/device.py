@@ -15,9 +15,8 @@ The host never waits for the device.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 import torch
@@ -100,17 +99,17 @@ class CopyClock:
         self._pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self._free: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def __enter__(self) -> None:
-        if self._device is not None:
-            pair = self._free.pop() if self._free else (_event(), _event())
-            self._pending.append(pair)
-            pair[0].record(torch.cuda.current_stream(self._device))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._device is not None:
-            self._pending[-1][1].record(torch.cuda.current_stream(self._device))
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Measure the waits that are queued in this context."""
+        if self._device is None:
+            yield
+            return
+        start, stop = pair = self._free.pop() if self._free else (_event(), _event())
+        start.record(torch.cuda.current_stream(self._device))
+        yield
+        stop.record(torch.cuda.current_stream(self._device))
+        self._pending.append(pair)
 
     def seconds(self) -> float:
         """Return the seconds of the waits that have ended since the last call."""

@@ -270,13 +270,8 @@ class ClipLoader(IterableDataset[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the state {version, fingerprint, seed, epoch, position}; all values can be stored as JSON. With
         decoder="auto" the state also contains the chosen decoder."""
-        state = {
-            "version": STATE_VERSION,
-            "fingerprint": self.spec.fingerprint(self.plans.batching.text),
-            "seed": self._seed,
-            "epoch": self._epoch,
-            "position": self._position,
-        }
+        own = {"version": STATE_VERSION, "fingerprint": self.spec.fingerprint(self.plans.batching.text)}
+        state = own | {"seed": self._seed, "epoch": self._epoch, "position": self._position}
         # Resuming keeps the chosen back-end, because pixels differ slightly between back-ends.
         return state | ({"decoder": self.backend.name} if self._is_auto else {})
 
@@ -346,7 +341,7 @@ class ClipLoader(IterableDataset[Batch]):
                 step.clips, step.batches = int(np.count_nonzero(samples != MASKED)), 1
                 # Raise before the batch is finished; meanwhile fetch threads would request clips that nobody will read.
                 count_skips(self.workers.on_error, work, step, self.stats.total)
-                with self._copies:
+                with self._copies.measured():
                     batch = run.take(work)
                 step.finish_seconds += work.finish_seconds
                 step.fill_seconds, step.wait_seconds = (waited, 0.0) if first else (0.0, waited)

@@ -27,10 +27,8 @@ def check_use(part: object, world: World, *, found: bool) -> None:
     """
     name = type(part).__name__
     if get_worker_info() is not None:
-        raise UsageError(
-            f"a DataLoader with worker processes iterates over this {name}, so each process would deliver every clip",
-            hint="use num_workers=0: a ClipLoader has its own workers, see its workers=",
-        )
+        told = f"a DataLoader with worker processes iterates over this {name}, so each process would deliver every clip"
+        raise UsageError(told, hint="use num_workers=0: a ClipLoader has its own workers, see its workers=")
     if found and dist.is_available() and dist.is_initialized() and world != World.resolve(None, None):
         raise UsageError(
             f"the {name} was made for rank {world.rank} of {world.size}, before this process became rank"

@@ -62,10 +62,8 @@ class CallableTransform:
                 if made is None:
                     made = clips.new_empty((len(clips), 3, len(frames), *result.shape[2:]))
                 if result.shape[2:] != made.shape[3:]:
-                    raise UsageError(
-                        f"the transform {self} of after= returned clips of {_pixels(made)} and {_pixels(result)}",
-                        hint="return the same height and width for every clip of a batch",
-                    )
+                    told = f"the transform {self} of after= returned clips of {_pixels(made)} and {_pixels(result)}"
+                    raise UsageError(told, hint="return the same height and width for every clip of a batch")
                 # Copied at once: a compiled function may return the same memory from its next call.
                 made[row] = result.transpose(0, 1)
         assert made is not None
@@ -74,10 +72,8 @@ class CallableTransform:
     def _checked(self, result: object, frames: Tensor) -> Tensor:
         expected = f"floating [{len(frames)}, 3, H, W] on {frames.device}"
         if not isinstance(result, Tensor):
-            raise UsageError(
-                f"the transform {self} of after= returned {type(result).__name__}, expected a tensor: {expected}",
-                hint="return the transformed clip",
-            )
+            told = f"the transform {self} of after= returned {type(result).__name__}, expected a tensor: {expected}"
+            raise UsageError(told, hint="return the transformed clip")
         good = result.ndim == 4 and result.shape[:2] == frames.shape[:2] and min(result.shape[2:]) > 0
         if not good or not result.is_floating_point() or result.device != frames.device:
             raise UsageError(
@@ -141,10 +137,8 @@ class TransformChain:
             elif callable(one):
                 made.append(CallableTransform(one))
             else:
-                raise UsageError(
-                    f"after contains {one!r}, which is no transform",
-                    hint="pass a callable, or an object with draw and apply",
-                )
+                told = f"after contains {one!r}, which is no transform"
+                raise UsageError(told, hint="pass a callable, or an object with draw and apply")
         if made and {FLOW, *depth}.issuperset(streams):
             raise UsageError(f"after= transforms RGB, but streams is {tuple(streams)}", hint="remove after=")
         moving = [one for one in made if getattr(one, "geometric", False)]

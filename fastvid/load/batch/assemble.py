@@ -120,10 +120,8 @@ class TransformStage:
         shapes = self.spec.shapes(rows, planned)
         for clip, (_, *size) in zip(made, shapes.rows, strict=True):
             if list(clip.shape[2:]) != size:
-                raise UsageError(
-                    f"the transforms {self.chain} resized a clip of {size} to {list(clip.shape[2:])} pixels",
-                    hint="keep the size, or use collate='list'",
-                )
+                told = f"the transforms {self.chain} resized a clip of {size} to {list(clip.shape[2:])} pixels"
+                raise UsageError(told, hint="keep the size, or use collate='list'")
         return self.spec.collated(made, replace(shapes, padded=shapes.padded or shapes.uniform))
 
     def _stacked(self, video: Tensor, draws: Sequence[ClipDraws | None]) -> Tensor:

@@ -258,9 +258,6 @@ def _nv12(data: Tensor, request: ClipRequest) -> tuple[Tensor, Tensor]:
 class _MeasuresSink(PlanesSink):
     """Base of the sinks whose pictures store measurements, depth or flow; all clips of a batch have one shape."""
 
-    def __init__(self, spec: VideoSpec, plan: Plan, stream: int) -> None:
-        super().__init__(replace(spec, collate="stack"), plan, stream)
-
     @property
     def _dtype(self) -> torch.dtype:
         return self._spec.pixels.dtype if self._spec.pixels else torch.float32

@@ -90,11 +90,9 @@ class MultiHotLabels:
         if not known.all():
             first = int(np.flatnonzero(~known)[0])
             value = values[first].as_py()
-            raise UsageError(
-                f"column {labels.column!r} contains {value!r}, which is none of the {len(classes)} classes",
-                key=dataset.key(int(samples[first])),
-                hint="add it to MultiHot(classes=...), or correct the annotations",
-            )
+            told = f"column {labels.column!r} contains {value!r}, which is none of the {len(classes)} classes"
+            hint = "add it to MultiHot(classes=...), or correct the annotations"
+            raise UsageError(told, key=dataset.key(int(samples[first])), hint=hint)
         self._numbers = numbers.astype(np.int32)
         self._stops = np.cumsum(np.bincount(samples, minlength=len(column)))
 
@@ -235,10 +233,8 @@ class TextColumns:
     """The texts of all samples of a dataset, from one or more columns."""
 
     def __init__(self, text: Text, dataset: Dataset | Mixture) -> None:
-        self.text, self._columns = text, list[pa.ChunkedArray]()
-        for name in text.names:
-            column = _column(dataset, name, "Text", _contains_text, "text", "add captions to the annotations")
-            self._columns.append(column)
+        what = ("Text", _contains_text, "text", "add captions to the annotations")
+        self.text, self._columns = text, [_column(dataset, name, *what) for name in text.names]
 
     def row(self, sample: int | None, chosen: float, dropped: float) -> str:
         """Return the text of a row; `chosen` and `dropped`, random in [0, 1), choose it and decide if it is dropped."""
@@ -297,8 +293,9 @@ class Extras:
     signals: SignalsAsked = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.fields, str):
-            object.__setattr__(self, "fields", (self.fields,))
+        for name in ("fields", "signals"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, (getattr(self, name),))
         signals = self.signals.items() if isinstance(self.signals, Mapping) else ()
         for name, value, kind, example in (
             ("audio", self.audio, Audio, "Audio(16_000)"),
@@ -328,9 +325,7 @@ class SignalRows:
         cls, dataset: Dataset | Mixture, frames: object, streams: Sequence[str], asked: SignalsAsked, *, views: bool
     ) -> SignalRows | None:
         """Build from a loader's arguments; None if neither signals nor frames around items were requested."""
-        wanted = (
-            dict(asked) if isinstance(asked, Mapping) else dict.fromkeys([asked] if isinstance(asked, str) else asked)
-        )
+        wanted: dict[str, Deltas | None] = dict(asked) if isinstance(asked, Mapping) else dict.fromkeys(asked)
         shown = {}
         if isinstance(dataset, EveryFrame) and isinstance(frames, Deltas):
             shown = dict.fromkeys(["video" if name == PICTURES else name for name in streams], frames)
@@ -345,10 +340,8 @@ class SignalRows:
             dataset.signals[name]  # UsageError if there is no such signal
             names = {entry} if deltas is None else {entry, f"{entry}_is_pad"}
             if names & taken:
-                raise UsageError(
-                    f"signal {name!r} would replace the entry {min(names & taken)!r} of the batch",
-                    hint=f"give it another name in the batch: signals=[{f'my_{name}={name}'!r}]",
-                )
+                told = f"signal {name!r} would replace the entry {min(names & taken)!r} of the batch"
+                raise UsageError(told, hint=f"give it another name in the batch: signals=[{f'my_{name}={name}'!r}]")
             taken |= names
             if deltas is not None and (not isinstance(dataset, EveryFrame) or deltas.anchor is not None):
                 raise UsageError(

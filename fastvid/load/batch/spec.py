@@ -161,10 +161,8 @@ class Spec:
         if planned is None:
             return Batches.of(orders, cast(int, size), order, world)
         if size is not None or order.group_size != 1:
-            raise UsageError(
-                f"global_batch_size is {size} and group_size {order.group_size} with batches={planned}",
-                hint="leave out both: batches= decides the size of each batch",
-            )
+            told = f"global_batch_size is {size} and group_size {order.group_size} with batches={planned}"
+            raise UsageError(told, hint="leave out both: batches= decides the size of each batch")
         if orders.clips_per_video > 1:
             hint = "use global_batch_size: a planned batch may divide the clips of a video"
             raise UsageError(f"clips_per_video is {orders.clips_per_video} with batches={planned}", hint=hint)
@@ -241,23 +239,20 @@ def parse_state(state: Mapping[str, Any], num_samples: int) -> tuple[int, int, i
 
     `num_samples`: samples per epoch.
     """
-    if not isinstance(state, Mapping):
-        raise StateError(f"not a loader state: {state!r}", hint="pass a ClipLoader's state_dict()")
-    missing = [key for key in _KEYS if key not in state]
+    missing = [key for key in _KEYS if not isinstance(state, Mapping) or key not in state]
     if missing:
-        raise StateError(f"not a loader state: it lacks {', '.join(missing)}", hint="pass a ClipLoader's state_dict()")
+        told = f"it lacks {', '.join(missing)}" if isinstance(state, Mapping) else repr(state)
+        raise StateError(f"not a loader state: {told}", hint="pass a ClipLoader's state_dict()")
     if state["version"] not in (1, STATE_VERSION):
         raise StateError(f"loader state has version {state['version']!r}, expected 1 or {STATE_VERSION}")
     theirs = state["fingerprint"]
     if not isinstance(theirs, Mapping):
         raise StateError(f"fingerprint of the state is a {type(theirs).__name__}, expected a mapping of its parts")
-    values = (state["seed"], state["epoch"], state["position"])
-    for name, value, limit in zip(
-        ("seed", "epoch", "position"), values, (2**64 - 1, 2**64 - 1, num_samples), strict=True
-    ):
+    for name, limit in (("seed", 2**64 - 1), ("epoch", 2**64 - 1), ("position", num_samples)):
+        value = state[name]
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:
             raise StateError(f"{name} of the state is {value!r}, expected an integer from 0 to {limit}")
-    return (*values, theirs)
+    return state["seed"], state["epoch"], state["position"], theirs
 
 
 Video = torch.Tensor | list[torch.Tensor]
@@ -335,10 +330,8 @@ class VideoSpec:
         t, h, w = map(max, zip(*each, whole or _MASKED, strict=True))
         largest = (t, h, w) if t else _SMALLEST
         if whole not in (None, largest):
-            raise UsageError(
-                f"a clip has more frames, rows or columns than counted: {largest}, expected at most {whole}",
-                hint="let the sampler's count() and the crop's sizes() return what draw() makes",
-            )
+            told = f"a clip has more frames, rows or columns than counted: {largest}, expected at most {whole}"
+            raise UsageError(told, hint="let the sampler's count() and the crop's sizes() return what draw() makes")
         whole = largest
         return Shapes(each, None, whole) if set(each) != {whole} else Shapes(each, whole)
 

@@ -168,10 +168,8 @@ def varying_sizes(dataset: Dataset | Mixture, rules: ClipRules, *, required: boo
     if len([name for name in rules.streams if name != FLOW]) > 1 or isinstance(dataset, EveryFrame):
         # Annotations have the size of the first camera only, and items have no annotations of their own.
         if required:
-            raise UsageError(
-                "the sizes of all clips of several cameras, or of EveryFrame, are not known beforehand",
-                hint="use collate='stack' or 'list', or a crop with a size",
-            )
+            told = "the sizes of all clips of several cameras, or of EveryFrame, are not known beforehand"
+            raise UsageError(told, hint="use collate='stack' or 'list', or a crop with a size")
         return None
     known = all(
         (clip_length(sampler) is not None or hasattr(sampler, "count"))
@@ -229,12 +227,8 @@ def check_streams(streams: Sequence[str] | str | None, stack: int, present: Sequ
     names = (streams,) if isinstance(streams, str) else tuple(streams)
     missing = [name for name in names if name not in present]
     if missing or not names or len(set(names)) != len(names):
-        raise UsageError(
-            f"streams are {names!r}, the dataset has {', '.join(present)}",
-            hint="run `fastvid shard --streams rgb,flow` to make a dataset with optical flow"
-            if FLOW in missing
-            else None,
-        )
+        hint = "run `fastvid shard --streams rgb,flow` to make a dataset with optical flow" if FLOW in missing else None
+        raise UsageError(f"streams are {names!r}, the dataset has {', '.join(present)}", hint=hint)
     check_least(1, flow_stack=stack)
     return names
 
@@ -245,10 +239,8 @@ def depth_of(dataset: Any, streams: Sequence[str]) -> dict[str, DepthScale]:
     found = {stream: parts[0][stream] for stream in streams if stream in parts[0]}
     for part in parts[1:]:
         if {stream: part[stream] for stream in streams if stream in part} != found:
-            raise UsageError(
-                f"datasets of a mixture store depth differently: {', '.join(found) or 'one of them has none'}",
-                hint="load them by themselves, or without the streams of depth",
-            )
+            told = f"datasets of a mixture store depth differently: {', '.join(found) or 'one of them has none'}"
+            raise UsageError(told, hint="load them by themselves, or without the streams of depth")
     return found
 
 
@@ -268,11 +260,8 @@ def stack_frames(frames: IntArray, num_frames: int, stack: int) -> IntArray:
 
 def check_lengths(infos: Mapping[str, StreamInfo]) -> None:
     """Raise FormatError if the cameras of a sample differ in length or rate, or if its flow does not match."""
-    flow = infos.get(FLOW)
-    if flow is not None:
-        check_flow(flow, infos.get(PICTURES))
-    if len(infos) == 1:
-        return
+    if FLOW in infos:
+        check_flow(infos[FLOW], infos.get(PICTURES))
     cameras = {name: info for name, info in infos.items() if name != FLOW}
     if len({(info.num_frames, info.fps) for info in cameras.values()}) > 1:
         found = ", ".join(f"{name} {info.num_frames} at {info.fps}/s" for name, info in cameras.items())
@@ -283,10 +272,8 @@ def check_lengths(infos: Mapping[str, StreamInfo]) -> None:
 def check_flow(info: StreamInfo, picture: StreamInfo | None) -> None:
     """Raise FormatError unless a stream is optical flow and matches the picture stream."""
     if not info.flow_bound or info.height % 4:
-        raise FormatError(
-            f"invalid flow stream: {info.width}x{info.height} pixels with bound {info.flow_bound}",
-            hint="rebuild the index with `fastvid index`",
-        )
+        told = f"invalid flow stream: {info.width}x{info.height} pixels with bound {info.flow_bound}"
+        raise FormatError(told, hint="rebuild the index with `fastvid index`")
     if picture is not None:
         wanted = (picture.width, 2 * picture.height, picture.num_frames)
         if (info.width, info.height, info.num_frames) != wanted:

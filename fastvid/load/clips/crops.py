@@ -366,9 +366,8 @@ class Spatial:
         found, output = np.empty((len(heights), 7), dtype=np.int64), crop.output
         for row, (height, width) in enumerate(zip(heights, widths, strict=True)):
             if min(height, width) < 2:
-                raise UsageError(
-                    f"a video of {width}x{height} pixels is too small: crops have even sides of at least 2 pixels"
-                )
+                told = f"a video of {width}x{height} pixels is too small"
+                raise UsageError(f"{told}: crops have even sides of at least 2 pixels")
             box = own.box(height, width, numbers[row]) if own else astuple(crop.draw(height, width, draws[row]))
             found[row] = (*box, *(output or self.output_of(height, width)), flips[row])
         return found
@@ -464,10 +463,8 @@ class Resize(_Whole):
 
     def __post_init__(self) -> None:
         if (self.short_side is None) == (self.size is None):
-            raise UsageError(
-                f"short_side is {self.short_side} and size is {self.size}, expected exactly one of them",
-                hint="use Resize(short_side=256), or Resize(size=(256, 340))",
-            )
+            told = f"short_side is {self.short_side} and size is {self.size}, expected exactly one of them"
+            raise UsageError(told, hint="use Resize(short_side=256), or Resize(size=(256, 340))")
         check_integers(1, short_side=self.short_side)
         if self.size is not None:
             object.__setattr__(self, "size", check_size(self.size))

@@ -319,11 +319,9 @@ class Planner:
             if stream == FLOW:
                 views_of[..., 2] += heights[:, None, None]
             cuts[number, rows] = views_of
+        each, count = [clip for clip in shown for _ in range(views.num_crops)], views.num_views
         for number, row in enumerate(rows):
-            each = shown[number * views.num_clips : (number + 1) * views.num_clips]
-            clips[row * views.num_views : (row + 1) * views.num_views] = [
-                clip for clip in each for _ in range(views.num_crops)
-            ]
+            clips[row * count : (row + 1) * count] = each[number * count : (number + 1) * count]
 
     def _set_frames(self, plan: Plan, clips: Sequence[IntArray]) -> None:
         plan.lengths[:] = list(map(len, clips))

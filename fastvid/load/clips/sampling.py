@@ -165,11 +165,8 @@ def _called(sampler: Sampler, call: Callable[[], Any], **where: object) -> Any:
     except FastvidError:
         raise
     except Exception as error:
-        raise UsageError(
-            f"sampler {sampler!r} failed with {type(error).__name__}: {error}",
-            hint="correct its code; the original error is above",
-            **where,
-        ) from error
+        told = f"sampler {sampler!r} failed with {type(error).__name__}: {error}"
+        raise UsageError(told, hint="correct its code; the original error is above", **where) from error
 
 
 def _checked(sampler: Sampler, frames: npt.ArrayLike, video: VideoInfo) -> IntArray:

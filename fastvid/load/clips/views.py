@@ -7,10 +7,9 @@ View v shows clip v // num_crops and crop v % num_crops, the order that SlowFast
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from fastvid.errors import UsageError
 from fastvid.load.clips.crops import CenterCrop, Spatial
@@ -72,14 +71,12 @@ class Views:
         Raises:
             UsageError: If the sampler fails, or chooses anything but frames of the video; names sampler and key.
         """
-        return draw_frames(sampler, video, lambda: self._chosen(sampler, video, draws))
-
-    def _chosen(self, sampler: Sampler, video: VideoInfo, draws: Draws) -> list[npt.ArrayLike]:
+        spreads: Any = sampler  # has `at` or `spread` if the views need it, see `check_views`
         if self.places:
-            return [cast(Segments, sampler).at(video, place) for place in self.places]
+            return draw_frames(sampler, video, lambda: [spreads.at(video, place) for place in self.places])
         if self.num_clips == 1:
-            return [sampler.draw(video, draws)]
-        return list(cast(Any, sampler).spread(video, self.num_clips))
+            return draw_frames(sampler, video, lambda: [sampler.draw(video, draws)])
+        return draw_frames(sampler, video, lambda: list(spreads.spread(video, self.num_clips)))
 
     def divided(self, cuts: IntArray, heights: IntArray, widths: IntArray) -> IntArray:
         """Replace the central crop of each video, int64 [N, 7], by its M crops, [N * M, 7], see `Spatial.cuts`."""

@@ -44,11 +44,9 @@ class ClipSizes:
     widths: IntArray  # width in pixels, int64 [N]
 
     def __post_init__(self) -> None:
-        shapes = {getattr(self, one.name).shape for one in fields(self)}
-        if len(shapes) != 1 or len(shapes.pop()) != 1:
-            raise UsageError(
-                f"clip sizes have shapes {[getattr(self, one.name).shape for one in fields(self)]}, expected [N]"
-            )
+        shapes = [getattr(self, one.name).shape for one in fields(self)]
+        if len(set(shapes)) != 1 or len(shapes[0]) != 1:
+            raise UsageError(f"clip sizes have shapes {shapes}, expected [N]")
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -260,12 +258,10 @@ class Buckets:
             raise UsageError(f"Buckets has per_batch={given} and tokens={self.tokens}", hint=hint)
         check_choice("unfit", self.unfit, get_args(Unfit))
         # Normalise, so that equal arguments have the same fingerprint.
-        object.__setattr__(self, "shapes", shapes)
-        object.__setattr__(self, "per_batch", given)
-        object.__setattr__(self, "patch", check_shape("patch", self.patch))
-        object.__setattr__(self, "multiple", check_integer("multiple", self.multiple, 1))
-        if self.tokens is not None:
-            object.__setattr__(self, "tokens", check_integer("tokens", self.tokens, 1))
+        tokens = None if self.tokens is None else check_integer("tokens", self.tokens, 1)
+        own = {"shapes": shapes, "per_batch": given, "tokens": tokens, "patch": check_shape("patch", self.patch)}
+        for name, value in (own | {"multiple": check_integer("multiple", self.multiple, 1)}).items():
+            object.__setattr__(self, name, value)
         for shape, clips in zip(shapes, self.clips, strict=True):
             if not clips:
                 most, each = f"{self.tokens} tokens", patches(shape, self.patch)

@@ -102,8 +102,6 @@ class Permutation:
     `num_samples`: samples in the epoch, >= 0. `shuffle`: false visits the samples in dataset order.
     """
 
-    __slots__ = ("_keys", "_sorted", "epoch", "num_samples", "seed", "shuffle")
-
     def __init__(self, num_samples: int, seed: int = 0, epoch: int = 0, *, shuffle: bool = True) -> None:
         for name, value, limit in (("num_samples", num_samples, 2**62), ("seed", seed, 2**64), ("epoch", epoch, 2**64)):
             if not 0 <= value < limit:
@@ -118,9 +116,6 @@ class Permutation:
             start = np.frombuffer(digest, "<u8", count=1, offset=4 * ROUNDS).astype(np.uint64)
             steps = np.arange(1, num_samples + 1, dtype=np.uint64) * np.uint64(GOLDEN)
             self._sorted = np.argsort(mix64(steps + start), kind="stable").astype(np.int64)
-
-    def __repr__(self) -> str:
-        return f"Permutation({self.num_samples}, seed={self.seed}, epoch={self.epoch}, shuffle={self.shuffle})"
 
     def ids(self, positions: npt.ArrayLike) -> IntArray:
         """Return the samples at these positions of the epoch.

@@ -444,10 +444,8 @@ class Batches:
                 hint=f"give every rank at least one {'clip' if self.unit == 1 else 'group'} of each batch",
             )
         if not self.count(0):
-            raise UsageError(
-                f"{self.num_samples} samples do not fill one batch of {self.size} with last='drop'",
-                hint="use a smaller global_batch_size, or last='mask'",
-            )
+            told = f"{self.num_samples} samples do not fill one batch of {self.size} with last='drop'"
+            raise UsageError(told, hint="use a smaller global_batch_size, or last='mask'")
 
     @classmethod
     def of(cls, orders: EpochOrders, size: int, order: Order, world: World) -> Batches:

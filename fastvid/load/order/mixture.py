@@ -85,10 +85,8 @@ class Mixture:
         else:
             self.weights = None
             if num_samples is not None:
-                raise UsageError(
-                    f"num_samples is {num_samples}, but a mixture without weights visits every sample once",
-                    hint="give weights=, or leave out num_samples",
-                )
+                told = f"num_samples is {num_samples}, but a mixture without weights visits every sample once"
+                raise UsageError(told, hint="give weights=, or leave out num_samples")
         check_least(1, num_samples=num_samples)
         lengths = [len(dataset) for dataset in self.datasets]
         # Tuples: most lookups are for one sample, and indexing an array takes ten times as long.
@@ -159,10 +157,8 @@ class Mixture:
         ]
         kinds = list(dict.fromkeys(column.type for column in columns if not pa.types.is_null(column.type)))
         if len(kinds) > 1:
-            raise UsageError(
-                f"column {name!r} has different types in the datasets: {', '.join(map(str, kinds))}",
-                hint="give the column one type in all datasets",
-            )
+            told = f"column {name!r} has different types in the datasets: {', '.join(map(str, kinds))}"
+            raise UsageError(told, hint="give the column one type in all datasets")
         kind = kinds[0] if kinds else pa.null()
         return pa.chunked_array([chunk for column in columns for chunk in column.cast(kind).chunks], kind)
 
@@ -238,8 +234,6 @@ def _merged(datasets: Sequence[Dataset]) -> tuple[str, ...]:
     # A dataset without any label, for instance one of captions, can be merged with any other.
     classes = [dataset.classes for dataset in datasets if dataset.classes or (dataset.labels >= 0).any()]
     if not all(classes):
-        raise UsageError(
-            "labels cannot be merged: some labelled datasets of the mixture have class names and some do not",
-            hint="give every dataset class names",
-        )
+        told = "labels cannot be merged: some labelled datasets of the mixture have class names and some do not"
+        raise UsageError(told, hint="give every dataset class names")
     return tuple(dict.fromkeys(name for names in classes for name in names))

@@ -44,20 +44,9 @@ def fetch(
     try:
         reader, table = shard.reader(row, request.stream), shard.table(row, request.stream)
         plan = table.plan(request.frames)
-        read_all = partial(
-            read_clip,
-            request,
-            info or shard.info(row, request.stream),
-            table,
-            reader,
-            gap=reader.gap if gap is None else gap,
-            limit=reader.size,
-            plan=plan,
-            scratch=scratch,
-            key=key,
-            shard=shard.stem,
-        )
-        clip = reader.checked(read_all)
+        info, gap = info or shard.info(row, request.stream), reader.gap if gap is None else gap
+        read = partial(read_clip, request, info, table, reader, gap=gap, limit=reader.size, plan=plan)
+        clip = reader.checked(partial(read, scratch=scratch, key=key, shard=shard.stem))
     except FastvidError as error:
         error.at_sample(shard.stem, key)
         raise
@@ -305,20 +294,22 @@ class ClipWorker:
                 self._buffers[number].finish(staged[number])
                 counters.finish_seconds = time.perf_counter() - begun
             if error is None and row.row in row.target.sounds:
-                error, seconds = _sounded(row.target.sounds[row.row])
-                counters.audio_seconds += seconds
-                counters.decode_seconds += seconds
+                error = _sounded(row.target.sounds[row.row], counters)
             counters.clips = int(error is None)
             counters.decode_seconds += share
             done(row, error, counters)
 
 
-def _sounded(sounds: Sequence[SoundTask]) -> tuple[Exception | None, float]:
-    """Decode sounds; return the error of the first that fails, or None, and the seconds it took."""
+def _sounded(sounds: Sequence[SoundTask], counters: Counters) -> Exception | None:
+    """Decode sounds; return the error of the first that fails. Adds the seconds that it took to `counters`."""
+    error: Exception | None = None
     begun = time.perf_counter()
     try:
         for sound in sounds:
             sound.decode()
-    except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
-        return error, time.perf_counter() - begun
-    return None, time.perf_counter() - begun
+    except Exception as problem:  # noqa: BLE001 - belongs to this clip; the consumer handles it
+        error = problem
+    spent = time.perf_counter() - begun
+    counters.audio_seconds += spent
+    counters.decode_seconds += spent
+    return error

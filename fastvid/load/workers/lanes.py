@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Final
 
@@ -92,13 +93,9 @@ def merge(chosen: Sequence[Backend]) -> Backend:
     """Combine back-ends into one that supports the codecs common to all; it is used only as a description."""
     if len(chosen) == 1:
         return chosen[0]
-    return Backend(
-        name="+".join(one.name for one in chosen),
-        target="",
-        device=chosen[-1].device,
-        codecs=frozenset.intersection(*(one.codecs for one in chosen)),
-        install=" ".join(one.install for one in chosen),
-    )
+    name, install = "+".join(one.name for one in chosen), " ".join(one.install for one in chosen)
+    codecs = frozenset.intersection(*(one.codecs for one in chosen))
+    return Backend(name, "", chosen[-1].device, codecs, install)
 
 
 def on_device(one: Backend) -> bool:
@@ -185,7 +182,7 @@ class Decoders:
         return ClipWorker(decoder)
 
     def _sinks(self, stream: str, chosen: Sequence[Backend]) -> list[OpenSink]:
-        rules, video = self._spec.rules, self._video
+        rules, video = self._spec.rules, replace(self._video, collate="stack")  # of measurements
         if stream in rules.depth:
             distances = torch.from_numpy(rules.depth[stream].millimetres())
             return [partial(DepthSink, video, table=cache(partial(distances.to, video.stream.device)))]
