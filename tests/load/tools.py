@@ -25,16 +25,8 @@ SPATIAL = (RandomCrop(16), HorizontalFlip(0.5))
 
 
 def make(dataset, **options):
-    standard = {
-        "frames": Segments(3),
-        "spatial": SPATIAL,
-        "global_batch_size": 8,
-        "decoder": fake(),
-        "num_threads": 2,
-        "dtype": torch.uint8,
-        "rank": 0,
-        "world_size": 1,
-    }
+    standard = {"frames": Segments(3), "spatial": SPATIAL, "global_batch_size": 8, "decoder": fake()}
+    standard |= {"num_threads": 2, "dtype": torch.uint8}
     return clip_loader(dataset, **standard | options)
 
 

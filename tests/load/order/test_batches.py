@@ -59,11 +59,6 @@ def test_ranks_together_deliver_the_rest_of_an_epoch(epoch):
     assert delivered == list(range(position, position + expected))
 
 
-def test_a_batch_smaller_than_the_world_is_refused():
-    with pytest.raises(UsageError, match="global_batch_size 3 is smaller than the world of 4"):
-        Batches(10, 3, "drop", World(0, 4))
-
-
 def test_groups_stay_on_one_rank_in_every_batch():
     shares = [Batches(23, 10, "drop", World(rank, 3), group=2).share(10) for rank in range(3)]
     assert [share.positions.tolist() for share in shares] == [[10, 11], [12, 13, 14, 15], [16, 17, 18, 19]]

@@ -97,10 +97,7 @@ def kinds(size):
         "weighted": (Mixture([dataset, other], weights=[3, 1], num_samples=2 * size + 3), {}),
         "balanced": (dataset, {"balance": ClassBalanced()}),
         "several clips": (dataset, {"clips_per_video": 3}),
-        "several clips, balanced": (
-            dataset,
-            {"balance": ClassBalanced(0.5, num_samples=size + 7), "clips_per_video": 2},
-        ),
+        "several clips, balanced": (dataset, {"balance": ClassBalanced(0.5, size + 7), "clips_per_video": 2}),
         "several clips in blocks": (dataset, {"shuffle": BlockShuffle(20), "clips_per_video": 2}),
     }
 
@@ -160,16 +157,6 @@ def test_balanced_classes_get_equal_shares_and_unlabelled_samples_are_dropped():
         make(dataset, balance=ClassBalanced())
 
 
-def test_clips_of_a_video_are_neighbours_and_have_independent_draws():
-    loader = make(FakeDataset(64), clips_per_video=4, global_batch_size=64)
-    assert len(loader) == 4
-    clips = [row for batch in loader for row in rows(batch)]
-    groups = [clips[at : at + 4] for at in range(0, 256, 4)]
-    assert all(len({row[1] for row in group}) == 1 for group in groups)
-    assert sorted(group[0][1] for group in groups) == list(range(64))
-    assert sum(len({row[5] for row in group}) > 1 for group in groups) > 55
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -184,14 +171,8 @@ def test_clips_of_a_video_are_neighbours_and_have_independent_draws():
         (lambda d: ClassBalanced(num_samples=0), "num_samples is 0"),
         (lambda d: make(d, clips_per_video=0), "clips_per_video is 0"),
         (lambda d: make(d, balance=ClassBalanced(), shuffle=False), "cannot be combined with balance="),
-        (
-            lambda d: make(Mixture([d], weights=[1]), shuffle=BlockShuffle()),
-            "cannot be combined with a weighted mixture",
-        ),
-        (
-            lambda d: make(Mixture([d], weights=[1]), balance=ClassBalanced()),
-            "balance= was given for a weighted mixture",
-        ),
+        (lambda d: make(Mixture([d], weights=[1]), shuffle=BlockShuffle()), "combined with a weighted mixture"),
+        (lambda d: make(Mixture([d], weights=[1]), balance=ClassBalanced()), "given for a weighted mixture"),
     ],
 )
 def test_invalid_or_contradictory_arguments_are_refused(call, message):
