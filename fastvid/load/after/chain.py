@@ -137,8 +137,10 @@ class TransformChain:
             elif callable(one):
                 made.append(CallableTransform(one))
             else:
-                told = f"after contains {one!r}, which is no transform"
-                raise UsageError(told, hint="pass a callable, or an object with draw and apply")
+                raise UsageError(
+                    f"after contains {one!r}, which is no transform",
+                    hint="pass a callable, or an object with draw and apply",
+                )
         if made and {FLOW, *depth}.issuperset(streams):
             raise UsageError(f"after= transforms RGB, but streams is {tuple(streams)}", hint="remove after=")
         moving = [one for one in made if getattr(one, "geometric", False)]
