@@ -177,7 +177,7 @@ class RowLayout:
 
     def view(self, memory: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return `nbytes` bytes of memory as a row viewed as [3, T, H, W]."""
-        return memory.view(self.dtype).reshape(self.shape).transpose([self.order.index(axis) for axis in "CTHW"])
+        return memory.view(self.dtype).reshape(self.shape).transpose(*map(self.order.index, "CTHW"))
 
     def fill(self, memory: npt.NDArray[Any], levels: UInt8Array) -> None:
         """Convert decoded values, uint8 [3, T, H, W], and write them to a row of `nbytes` bytes of memory."""

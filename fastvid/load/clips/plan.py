@@ -319,7 +319,7 @@ class Planner:
             if stream == FLOW:
                 views_of[..., 2] += heights[:, None, None]
             cuts[number, rows] = views_of
-        each, count = [clip for clip in shown for _ in range(views.num_crops)], views.num_views
+        each, count = [clip for clip in shown for _ in range(views.num_crops)], rules.num_views
         for number, row in enumerate(rows):
             clips[row * count : (row + 1) * count] = each[number * count : (number + 1) * count]
 
@@ -380,12 +380,15 @@ class Planner:
     def _facts(self) -> list[npt.NDArray[Any]]:
         return [self.dataset.column(name).to_numpy() for name in ("num_frames", "fps", "width", "height")]
 
+    @cached_property
+    def _at_once(self) -> int:
+        return prefetch_threads(self.dataset)
+
     def _open(self, shards: list[int]) -> None:
         """Open shards in parallel if each costs a request; errors are raised again when the shard is used."""
-        at_once = prefetch_threads(self.dataset)
-        closed = [index for index in shards if not self.dataset.is_open(index)] if at_once else []
+        closed = [index for index in shards if not self.dataset.is_open(index)] if self._at_once else []
         if len(closed) > 1:
-            with ThreadPoolExecutor(min(at_once, len(closed)), thread_name_prefix="fastvid-open") as pool:
+            with ThreadPoolExecutor(min(self._at_once, len(closed)), thread_name_prefix="fastvid-open") as pool:
                 for opened in [pool.submit(self.dataset.shard, index) for index in closed]:
                     opened.exception()
 

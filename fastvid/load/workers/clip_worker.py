@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from operator import add
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -212,6 +212,30 @@ class Watched:
 
 Done = Callable[[Row, Exception | None, Counters], None]
 """Called with each row once it is made or has failed, its error or None, and its cost."""
+
+
+class Lanes:
+    """A pool of lanes of one back-end, kept open between iterations. A lane is a `ClipWorker`, or a worker process."""
+
+    def __init__(self, open_lane: Callable[[], Any]) -> None:
+        self._open = open_lane
+        self._idle: list[Any] = []  # appending and popping are atomic
+
+    def take(self) -> Any:
+        """Return a lane for exclusive use by the calling thread."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._open()
+
+    def put_back(self, lane: Any) -> None:
+        """Return a lane to the pool."""
+        self._idle.append(lane)
+
+    def close(self) -> None:
+        """Close the idle lanes."""
+        while self._idle:
+            self._idle.pop().close()
 
 
 class ClipWorker:

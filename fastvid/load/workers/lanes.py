@@ -9,7 +9,7 @@ colours differ within the tolerance that each back-end states.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Final
@@ -36,7 +36,7 @@ from fastvid.load.device import LoaderStream
 from fastvid.load.memory import BufferPool, SharedBufferPool
 from fastvid.load.options import Workers
 from fastvid.load.order.mixture import parts_of
-from fastvid.load.workers.clip_worker import ClipWorker
+from fastvid.load.workers.clip_worker import ClipWorker, Lanes
 from fastvid.load.workers.processes import ProcessLane
 from fastvid.runtime.processes import available_cores
 
@@ -101,31 +101,6 @@ def merge(chosen: Sequence[Backend]) -> Backend:
 def on_device(one: Backend) -> bool:
     """Return whether a back-end leaves its decoded frames in GPU memory."""
     return not _ON_DEVICE.isdisjoint(one.load().outputs)
-
-
-class Lanes:
-    """A pool of lanes of one back-end, kept open between iterations."""
-
-    def __init__(self, open_lane: Callable[[], Lane]) -> None:
-        self._open = open_lane
-        self._idle: list[Lane] = []  # appending and popping are atomic
-
-    def take(self) -> Lane:
-        """Return a lane for exclusive use by the calling thread."""
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self._open()
-
-    def put_back(self, lane: Lane) -> None:
-        """Return a lane to the pool."""
-        self._idle.append(lane)
-
-    def close(self) -> None:
-        """Close the idle lanes."""
-        idle, self._idle = self._idle, []
-        for lane in idle:
-            lane.close()
 
 
 class Decoders:

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
 
-from fastvid.errors import StorageError, UnavailableError
+from fastvid.errors import ChecksumError, StorageError, UnavailableError
 from fastvid.format.dataset import Dataset
 from fastvid.load.clip_dataset import ClipDataset
 from fastvid.load.clips.crops import CenterCrop
@@ -87,7 +87,7 @@ def test_a_clip_dataset_reads_the_clips_of_a_batch_at_once(server, local):
         assert torch.equal(one["video"], other["video"])
     assert server.most_at_once >= 8
     server.files["data-000000.tar"] = bytes(len(server.files["data-000000.tar"]))
-    with pytest.raises(StorageError, match="key=clip00"):
+    with pytest.raises(ChecksumError, match="key=clip00"):
         ClipDataset(opened(server.url), **parts).__getitems__(range(8))
 
 

@@ -75,6 +75,7 @@ def frames_of(loader):
         for key, video, wanted in zip(batch.key, batch.video, batch.frame_index.tolist(), strict=True):
             assert read_numbers(video[1].numpy()) == wanted
             found.append((key, wanted))
+    loader.close()  # without clips of the next epoch
     return found
 
 
