@@ -32,9 +32,9 @@ from bench.common.rounds import in_turn, spread
 from fastvid.errors import JobError
 from fastvid.load.clips.crops import Native, Spatial
 from fastvid.load.clips.timed_sampling import AtFps
-from fastvid.load.order.buckets import Buckets, ClipSizes, patches
+from fastvid.load.order.buckets import Buckets, ClipSizes, Planned, patches
 from fastvid.load.order.draws import Permutation
-from fastvid.load.order.epoch import MASKED, Batching
+from fastvid.load.order.epoch import MASKED
 from fastvid.load.order.packed import Packed, cost
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.processes import World
@@ -117,12 +117,12 @@ add_arguments = options(
 )
 
 
-def packed_code(sizes: ClipSizes, rank: int, world: int) -> Batching:
+def packed_code(sizes: ClipSizes, rank: int, world: int) -> Planned:
     """What a user writes for packing: one argument of the loader."""
     return Packed(TOKENS, PATCH, bins=world, quadratic_from=QUADRATIC_FROM).plan(sizes, World(rank, world), "keep", str)
 
 
-def buckets_code(sizes: ClipSizes, rank: int, world: int) -> Batching:
+def buckets_code(sizes: ClipSizes, rank: int, world: int) -> Planned:
     """What a user writes for buckets: one argument of the loader."""
     return Buckets(SHAPES, tokens=TOKENS * world, patch=PATCH, multiple=world).plan(
         sizes, World(rank, world), "keep", str
@@ -156,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
     return record.finish()
 
 
-def ours(code: Callable[[ClipSizes, int, int], Batching], sizes: ClipSizes, world: int, seed: int) -> dict[str, Any]:
+def ours(code: Callable[[ClipSizes, int, int], Planned], sizes: ClipSizes, world: int, seed: int) -> dict[str, Any]:
     """Score one of fastvid's plans."""
     order = Permutation(len(sizes), seed, 0)
     ids = order.ids(np.arange(len(sizes)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, cast
@@ -21,13 +21,12 @@ from torch.utils.data import DistributedSampler, Subset, default_collate, get_wo
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from fastvid.decode.backends import Backend
-from fastvid.decode.request import EncodedClip
 from fastvid.errors import FastvidError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import FLOW
 from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.labels import Extras
-from fastvid.load.batch.spec import STATE_VERSION, Spec, VideoSpec
+from fastvid.load.batch.spec import STATE_VERSION, Spec
 from fastvid.load.clips.clip import Crops, Frames
 from fastvid.load.clips.plan import Plan, Planner, prefetch_threads
 from fastvid.load.device import LoaderStream, resolve
@@ -37,7 +36,7 @@ from fastvid.load.order.epoch import MASKED, Batches, EpochOrders, Order, Share
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.stats import Counters
 from fastvid.load.trainers import check_use
-from fastvid.load.workers.clip_worker import Row, Watched, fetch_clip
+from fastvid.load.workers.clip_worker import Row, Watched, fetch_rows
 from fastvid.load.workers.lanes import Decoders, choose_backends
 from fastvid.runtime.processes import World
 from fastvid.runtime.values import check_choice, check_integer
@@ -164,10 +163,10 @@ class ClipDataset(MapStyle[ClipRow]):
     def _open(self) -> Decoders:
         """Return this process's decoders, opened on first use; a forked process does not use its parent's."""
         if self._opened is None or self._opened[0] != os.getpid():
-            video = VideoSpec.of(self.spec, LoaderStream(resolve("cpu")))
-            chosen = choose_backends(self.decoder, self.spec, video.stream.device)
+            stream = LoaderStream(resolve("cpu"))
+            chosen = choose_backends(self.decoder, self.spec, stream.device)
             # `together`: the packets of a video that several rows show are decoded once.
-            decoders = Decoders(self.spec, video, chosen, Workers(num_threads=1), 1, together=True)
+            decoders = Decoders(self.spec, stream, chosen, Workers(num_threads=1), together=True)
             self._opened = os.getpid(), decoders
         return self._opened[1]
 
@@ -189,14 +188,9 @@ class ClipDataset(MapStyle[ClipRow]):
         }
         return [
             ClipRow(
-                {name: values[row] for name, values in each.items()},
+                {name: values[row] for name, values in each.items()} | {name: getattr(visit, name) for name in _PLACE},
                 frame_index=batch.frame_index[row, : lengths[row]],
                 seconds=batch.seconds[row, : lengths[row]],
-                sample=visit.sample,
-                position=visit.position,
-                epoch=epoch,
-                start=visit.start,
-                stop=visit.stop,
                 fields={name: values[row] for name, values in batch.fields.items()},
             )
             for row, visit in enumerate(visits)
@@ -205,6 +199,12 @@ class ClipDataset(MapStyle[ClipRow]):
 
 _OF_BATCH: Final = frozenset({"weight", "valid"})
 """Entries that depend on the other rows of a batch."""
+
+_PLACE: Final = ("sample", "position", "epoch", "start", "stop")
+"""Entries of a `ClipRow` that say where in an epoch it is."""
+
+_OF_ROW: Final = frozenset({*_PLACE, "fields"})
+"""Entries of a `ClipRow` that are not those of one row of a batch."""
 
 _LARGE: Final = frozenset({"video", "flow"})
 
@@ -215,7 +215,11 @@ def _decoded(plan: Plan, decoders: Decoders, num_fetchers: int) -> Batch:
     rows = [Row(canvas, row) for row in plan.reads]
     if num_fetchers:
         with ThreadPoolExecutor(min(num_fetchers, len(rows)), thread_name_prefix="fastvid-fetch") as pool:
-            canvas.packets = dict(zip(plan.reads, pool.map(_fetched, rows), strict=True))
+            for row, (found,) in zip(rows, pool.map(lambda row: fetch_rows([row]), rows), strict=True):
+                if isinstance(found, Exception):
+                    canvas.fail(row.row, found)
+                    raise found
+                canvas.packets[row.row] = found[0]
     lane = decoders.lanes[0].take()
 
     def done(row: Row, error: Exception | None, _: Counters) -> None:
@@ -232,42 +236,22 @@ def _decoded(plan: Plan, decoders: Decoders, num_fetchers: int) -> Batch:
     return decoders.assembler.make(canvas)[0]
 
 
-def _fetched(row: Row) -> EncodedClip:
-    try:
-        return fetch_clip(row)[0]
-    except Exception as error:
-        row.target.place(row.row).locate(error)
-        raise
-
-
-def collate_rows(
-    rows: Sequence[ClipRow],
-    *,
-    collate_fn_map: dict[type | tuple[type, ...], Callable[..., Any]] | None = None,  # noqa: ARG001 - torch passes it
-) -> Batch:
+def collate_rows(rows: Sequence[ClipRow], **_of_torch: Any) -> Batch:
     """Make a `Batch` of clips; torch's `default_collate` calls it for a list of `ClipRow`.
 
     The weight of a clip is 1 / (clips of the global batch) if an `ExactSampler` chose the rows, else 1 / len(rows).
     """
     shapes = {tuple(row["video"].shape) for row in rows}
     if len(shapes) > 1:
-        raise UsageError(
-            f"clips of a batch have the shapes {', '.join(map(str, sorted(shapes)))}",
-            hint="give the DataLoader a collate_fn, use a sampler and a crop of one shape, or a ClipLoader",
-        )
+        hint = "give the DataLoader a collate_fn, use a sampler and a crop of one shape, or a ClipLoader"
+        raise UsageError(f"clips of a batch have the shapes {', '.join(map(str, sorted(shapes)))}", hint=hint)
     spans = {(row["start"], row["stop"]) for row in rows}
     start, stop = min(start for start, _ in spans), max(stop for _, stop in spans)
     clips = stop - start if len(spans) == 1 else len(rows)
-    tensors = [name for name, value in rows[0].items() if isinstance(value, Tensor)]
-    stacked: dict[str, Any] = {
-        name: (_joined if name in _LARGE else torch.stack)([row[name] for row in rows]) for name in tensors
-    }
-    words = {name: tuple(row[name] for row in rows) for name in ("key", "text", "dataset") if name in rows[0]}
-    fields: Mapping[str, tuple[Any, ...]] = {
-        name: tuple(row["fields"][name] for row in rows) for name in rows[0]["fields"]
-    }
+    each = {name: [row[name] for row in rows] for name in rows[0] if name not in _OF_ROW}
+    fields = {name: tuple(row["fields"][name] for row in rows) for name in rows[0]["fields"]}
     return Batch(
-        stacked | words,
+        {name: _collated(name, values) for name, values in each.items()},
         weight=torch.full((len(rows),), 1.0 / clips),
         valid=torch.ones(len(rows), dtype=torch.bool),
         sample=torch.tensor([row["sample"] for row in rows]),
@@ -277,6 +261,12 @@ def collate_rows(
         stop=stop,
         fields=fields,
     )
+
+
+def _collated(name: str, values: list[Any]) -> Tensor | tuple[Any, ...]:
+    if not isinstance(values[0], Tensor):
+        return tuple(values)
+    return _joined(values) if name in _LARGE else torch.stack(values)
 
 
 def _joined(clips: list[Tensor]) -> Tensor:
@@ -344,10 +334,8 @@ class ExactSampler(DistributedSampler[SampleVisit]):
         self.spec = replace(clips.spec, orders=EpochOrders(clips.dataset, order))
         self.batches = Batches.of(self.spec.orders, global_batch_size, order, self.world)
         if self.batches.size % self.world.size:
-            raise UsageError(
-                f"global_batch_size {global_batch_size} is not a multiple of the world size {self.world.size}",
-                hint="a DataLoader has one batch size on all ranks; a ClipLoader takes any number",
-            )
+            told = f"global_batch_size {global_batch_size} is not a multiple of the world size {self.world.size}"
+            raise UsageError(told, hint="a DataLoader has one batch size on all ranks; a ClipLoader takes any number")
         super().__init__(cast("Any", clips), self.world.size, self.world.rank, shuffle=False)
         self._seed, self.epoch, self._origin = clips.seed, 0, 0
         self._position = 0  # start of the first global batch that was not yielded completely

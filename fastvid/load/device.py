@@ -15,9 +15,8 @@ The host never waits for the device.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 import torch
@@ -44,10 +43,8 @@ def resolve(device: str | torch.device) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     index = torch.cuda.current_device() if count and str(device) == "cuda" else device.index
     if not count or index >= count:
-        raise UsageError(
-            f"device {str(device)!r} does not exist: torch finds {count or 'no'} CUDA devices",
-            hint="use device='cpu', or run `fastvid doctor` to see what is missing",
-        )
+        hint = "use device='cpu', or run `fastvid doctor` to see what is missing"
+        raise UsageError(f"device {str(device)!r} does not exist: torch finds {count or 'no'} CUDA devices", hint=hint)
     return torch.device("cuda", index)
 
 
@@ -64,7 +61,7 @@ class LoaderStream:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._stream = _stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device, priority=_PRIORITY) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         # True on a GPU: work is only queued, so a thread can queue it before the consumer asks for the result.
         self.is_asynchronous = self._stream is not None
 
@@ -81,10 +78,6 @@ class LoaderStream:
         """Return an event that completes after everything queued on this stream so far; None on a CPU."""
         return None if self._stream is None else self._stream.record_event()
 
-    def upload(self, host: Tensor) -> Tensor:
-        """Copy a tensor of the host to the device, see `upload`. Call it within `use`."""
-        return upload(host, self.device)
-
     def hand_over(self, tensors: Sequence[Tensor], done: torch.cuda.Event | None) -> None:
         """Make the calling thread's current stream wait for `done` before it uses `tensors`; None: do nothing."""
         if done is None:
@@ -93,10 +86,6 @@ class LoaderStream:
         consumer.wait_event(done)
         for tensor in tensors:
             tensor.record_stream(consumer)
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=_PRIORITY)  # type: ignore[no-untyped-call]
 
 
 class CopyClock:
@@ -110,17 +99,17 @@ class CopyClock:
         self._pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self._free: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def __enter__(self) -> None:
-        if self._device is not None:
-            pair = self._free.pop() if self._free else (_event(), _event())
-            self._pending.append(pair)
-            pair[0].record(torch.cuda.current_stream(self._device))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._device is not None:
-            self._pending[-1][1].record(torch.cuda.current_stream(self._device))
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Measure the waits that are queued in this context."""
+        if self._device is None:
+            yield
+            return
+        start, stop = pair = self._free.pop() if self._free else (_event(), _event())
+        start.record(torch.cuda.current_stream(self._device))
+        yield
+        stop.record(torch.cuda.current_stream(self._device))
+        self._pending.append(pair)
 
     def seconds(self) -> float:
         """Return the seconds of the waits that have ended since the last call."""

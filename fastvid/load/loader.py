@@ -27,7 +27,7 @@ from fastvid.load.after.chain import AnyTransform
 from fastvid.load.batch.batch import Batch as Batch
 from fastvid.load.batch.canvas import Canvas
 from fastvid.load.batch.labels import Extras
-from fastvid.load.batch.spec import STATE_VERSION, Spec, VideoSpec
+from fastvid.load.batch.spec import STATE_VERSION, Spec
 from fastvid.load.clips.clip import Crops, Frames, varying_sizes
 from fastvid.load.clips.plan import EpochPlans, Plan, Planner, prefetch_threads
 from fastvid.load.clips.views import Views
@@ -84,10 +84,8 @@ def _sizes(
     if "batch_size" in moved and given is None:
         given = moved.pop("batch_size")
         if world.size > 1 and isinstance(given, int):
-            raise UsageError(
-                f"batch_size is {given} in a world of {world.size} ranks",
-                hint=f"use global_batch_size={given * world.size}, the clips of a step over all ranks",
-            )
+            hint = f"use global_batch_size={given * world.size}, the clips of a step over all ranks"
+            raise UsageError(f"batch_size is {given} in a world of {world.size} ranks", hint=hint)
     if isinstance(given, Buckets | Packed):
         return None, given
     return given, moved.pop("batches", None)
@@ -173,13 +171,13 @@ class ClipLoader(IterableDataset[Batch]):
         required = output.collate == "pad" and self.world.size > 1
         self._clip_sizes = None if batches else varying_sizes(self.dataset, self.spec.rules, required=required)
         self._num_fetchers = prefetch_threads(self.dataset, workers.num_fetchers)
-        self.workers, self.num_threads = workers, workers.num_threads or available_cores()
-        self._video, self._is_auto = VideoSpec.of(self.spec, LoaderStream(self.device)), workers.decoder == "auto"
+        self.workers = replace(workers, num_threads=workers.num_threads or available_cores())
+        self._stream, self._is_auto = LoaderStream(self.device), workers.decoder == "auto"
         self._use(choose_backends(workers.decoder, self.spec, self.device))
         labels = self.spec.annotations.labels
         self.labels = None if labels is None else labels.labels
         """The classes of `Batch.labels`; None without labels=."""
-        self.stats = LoaderStats(num_threads=self.num_threads, cores=available_cores())
+        self.stats = LoaderStats(num_threads=self.workers.num_threads or 0, cores=available_cores())
         """Where the time of the last batch, and of all batches, was spent."""
         self.stats.num_frames = self.spec.rules.num_frames or 0
         self._copies = CopyClock(self.device)
@@ -272,13 +270,8 @@ class ClipLoader(IterableDataset[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the state {version, fingerprint, seed, epoch, position}; all values can be stored as JSON. With
         decoder="auto" the state also contains the chosen decoder."""
-        state = {
-            "version": STATE_VERSION,
-            "fingerprint": self.spec.fingerprint(self.plans.batching.text),
-            "seed": self._seed,
-            "epoch": self._epoch,
-            "position": self._position,
-        }
+        own = {"version": STATE_VERSION, "fingerprint": self.spec.fingerprint(self.plans.batching.text)}
+        state = own | {"seed": self._seed, "epoch": self._epoch, "position": self._position}
         # Resuming keeps the chosen back-end, because pixels differ slightly between back-ends.
         return state | ({"decoder": self.backend.name} if self._is_auto else {})
 
@@ -331,10 +324,10 @@ class ClipLoader(IterableDataset[Batch]):
     def _iterate(self) -> Generator[Batch, None, None]:
         self._stop()  # again: iterators may be used in another order than they were created
         self._epoch, self._position, self._origin = self.epoch, self.position, self.position
-        run = self._run = self._paused or self._pipeline()
-        self._paused = None
+        epochs, prefetch = self._epochs(self._seed, self._epoch, self._position), self.workers.prefetch
+        run = self._paused or BatchPipeline(epochs, self._decoders, prefetch=prefetch, num_fetchers=self._num_fetchers)
+        self._run, self._paused = run, None
         run.start()
-        num_samples = self.plans.epoch(self._seed, self._epoch).num_samples
         first, asked, step = True, time.perf_counter(), Counters()
         try:
             while True:
@@ -348,7 +341,7 @@ class ClipLoader(IterableDataset[Batch]):
                 step.clips, step.batches = int(np.count_nonzero(samples != MASKED)), 1
                 # Raise before the batch is finished; meanwhile fetch threads would request clips that nobody will read.
                 count_skips(self.workers.on_error, work, step, self.stats.total)
-                with self._copies:
+                with self._copies.measured():
                     batch = run.take(work)
                 step.finish_seconds += work.finish_seconds
                 step.fill_seconds, step.wait_seconds = (waited, 0.0) if first else (0.0, waited)
@@ -359,7 +352,7 @@ class ClipLoader(IterableDataset[Batch]):
                 del work
                 self._position = batch["stop"]
                 for report in self._reports:
-                    report(self.stats, self._epoch, self._position, num_samples)
+                    report(self.stats, self._epoch, self._position, self.plans.orders.num_samples)
                 given = time.perf_counter()
                 yield batch
                 del batch
@@ -399,12 +392,7 @@ class ClipLoader(IterableDataset[Batch]):
 
     def _use(self, chosen: Sequence[Backend]) -> None:
         together = self.spec.rules.views is not None or self.spec.orders.clips_per_video > 1
-        self._decoders = Decoders(self.spec, self._video, chosen, self.workers, self.num_threads, together)
-
-    def _pipeline(self) -> BatchPipeline:
-        """Return a pipeline for the rest of this epoch and all later epochs."""
-        epochs, prefetch = self._epochs(self._seed, self._epoch, self._position), self.workers.prefetch
-        return BatchPipeline(epochs, self._decoders, prefetch=prefetch, num_fetchers=self._num_fetchers)
+        self._decoders = Decoders(self.spec, self._stream, chosen, self.workers, together)
 
     def _epochs(self, seed: int, first: int, position: int) -> Iterator[Iterator[Plan]]:
         """Yield the plans of the rest of the first epoch, then those of each later epoch."""

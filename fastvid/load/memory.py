@@ -77,11 +77,6 @@ class BufferPool:
         weakref.finalize(lease, self._release, block).atexit = False
         return lease
 
-    def offset(self, array: npt.NDArray[np.generic]) -> int | None:  # noqa: ARG002 - of the shared pool
-        """Return where an array of this pool (or a view of one) begins in the memory shared with worker processes; None
-        if the pool is not shared."""
-        return None
-
     def _allocate(self, size: int) -> _Block:
         # Private: a forked child gets a copy and does not see batches that are still being written.
         return _Block(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0, size)
@@ -124,7 +119,7 @@ class SharedBufferPool(BufferPool):
         self._lock = threading.Lock()
 
     def offset(self, array: npt.NDArray[np.generic]) -> int:
-        """See `BufferPool.offset`."""
+        """Return where an array of this pool (or a view of one) begins in the memory shared with worker processes."""
         return int(array.__array_interface__["data"][0]) - self._start
 
     def _allocate(self, size: int) -> _Block:
@@ -180,17 +175,13 @@ class RowLayout:
         """Whether decoders can write the row directly: they write uint8 values and contiguous planes [H, W]."""
         return self.channels is None and self.order.endswith("HW")
 
-    @cached_property
-    def _axes(self) -> tuple[int, ...]:
-        return tuple(self.order.index(axis) for axis in "CTHW")
-
     def view(self, memory: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return `nbytes` bytes of memory as a row viewed as [3, T, H, W]."""
-        return memory.view(self.dtype).reshape(self.shape).transpose(self._axes)
+        return memory.view(self.dtype).reshape(self.shape).transpose(*map(self.order.index, "CTHW"))
 
     def fill(self, memory: npt.NDArray[Any], levels: UInt8Array) -> None:
         """Convert decoded values, uint8 [3, T, H, W], and write them to a row of `nbytes` bytes of memory."""
-        row = memory.view(self.dtype).reshape(self.shape).transpose(self._axes)
+        row = self.view(memory)
         if self.channels is None:
             row[...] = levels
             return

@@ -166,6 +166,7 @@ _WORDS: Final = {  # hints for arguments of torch's DataLoader and datasets
 
 _OF_DATALOADERS: Final = ("batch_size", "shuffle", "num_workers", "drop_last", "collate_fn", "sampler", "pin_memory")
 
+
 _EXAMPLES: Final = {
     "order": "Order(shuffle=False)",
     "extras": 'Extras(text=Text("caption"))',
@@ -177,8 +178,9 @@ _EXAMPLES: Final = {
 def with_moved(whose: str, groups: Mapping[str, Any], moved: Mapping[str, Any]) -> list[Any]:
     """Return the groups of options, updated with fields given directly as keyword arguments, as in version 0.2."""
     for group, options in groups.items():
-        if group.capitalize() not in (kind.__name__ for kind in type(options).__mro__):
-            raise UsageError(f"{group} is {options!r}, expected {group.capitalize()}", hint=f"use {_EXAMPLES[group]}")
+        kind = group.capitalize()
+        if kind not in (one.__name__ for one in type(options).__mro__):
+            raise UsageError(f"{group} is {options!r}, expected {kind}", hint=f"use {_EXAMPLES[group]}")
     places = {field.name: group for group, options in groups.items() for field in fields(options)}
     for name in moved:
         if name not in places:

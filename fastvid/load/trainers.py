@@ -8,7 +8,7 @@ that already; doing it again would deliver clips twice, or drop them silently.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -27,10 +27,8 @@ def check_use(part: object, world: World, *, found: bool) -> None:
     """
     name = type(part).__name__
     if get_worker_info() is not None:
-        raise UsageError(
-            f"a DataLoader with worker processes iterates over this {name}, so each process would deliver every clip",
-            hint="use num_workers=0: a ClipLoader has its own workers, see its workers=",
-        )
+        told = f"a DataLoader with worker processes iterates over this {name}, so each process would deliver every clip"
+        raise UsageError(told, hint="use num_workers=0: a ClipLoader has its own workers, see its workers=")
     if found and dist.is_available() and dist.is_initialized() and world != World.resolve(None, None):
         raise UsageError(
             f"the {name} was made for rank {world.rank} of {world.size}, before this process became rank"
@@ -59,17 +57,11 @@ def _is_shared_again(part: object) -> bool:
     return isinstance(sharer, library.BatchSamplerShard) and getattr(sharer.batch_sampler, "sampler", None) is part
 
 
-def collate_batches(
-    batches: Sequence[Batch],
-    *,
-    collate_fn_map: dict[type | tuple[type, ...], Callable[..., Any]] | None = None,  # noqa: ARG001 - torch passes it
-) -> Batch:
+def collate_batches(batches: Sequence[Batch], **_of_torch: Any) -> Batch:
     """Return the only batch of the list; several are an error, because batches are not collated again."""
     if len(batches) != 1:
-        raise UsageError(
-            f"a DataLoader collates {len(batches)} batches of a ClipLoader",
-            hint="use DataLoader(loader, batch_size=None); in a Trainer per_device_train_batch_size=1",
-        )
+        hint = "use DataLoader(loader, batch_size=None); in a Trainer per_device_train_batch_size=1"
+        raise UsageError(f"a DataLoader collates {len(batches)} batches of a ClipLoader", hint=hint)
     return batches[0]
 
 

@@ -20,6 +20,7 @@ from fastvid.format.shard import StreamReader
 
 SHARD_SAMPLES = 16
 HEIGHT, WIDTH = 32, 48
+ABC = ("a", "b", "c")
 LOOKS = ((Fraction(25), HEIGHT, WIDTH),)
 
 
@@ -87,16 +88,7 @@ class FakeDataset:
     selection, identity = "", "the same"
 
     def __init__(
-        self,
-        size,
-        *,
-        dataset_id="fake",
-        generation=1,
-        split=None,
-        where=None,
-        classes=("a", "b", "c"),
-        looks=LOOKS,
-        extra=None,
+        self, size, *, dataset_id="fake", generation=1, split=None, where=None, classes=ABC, looks=LOOKS, extra=None
     ):
         self.classes, self.extra = classes, extra or {}
         self.size, self.dataset_id, self.split, self.where = size, dataset_id, split, where

@@ -1,9 +1,13 @@
 """Make loaders from flat options, so that a test can vary any of them by name."""
 
 from dataclasses import fields
+from weakref import WeakSet
 
 from fastvid.load.loader import ClipLoader
 from fastvid.load.options import Output, Skip, Workers
+
+OPEN: WeakSet[ClipLoader] = WeakSet()
+"""Loaders made here, which are closed after each test."""
 
 _GROUPS = {"output": Output, "workers": Workers}
 _NAMES = {field.name: group for group, kind in _GROUPS.items() for field in fields(kind)}
@@ -28,5 +32,7 @@ def flat(options):
 
 
 def clip_loader(dataset, **options) -> ClipLoader:
-    """Return a loader, see `flat`."""
-    return ClipLoader(dataset, **flat(options))
+    """Return a loader of one rank, unless asked otherwise; see `flat`."""
+    loader = ClipLoader(dataset, **flat({"rank": 0, "world_size": 1} | options))
+    OPEN.add(loader)
+    return loader

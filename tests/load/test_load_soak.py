@@ -29,16 +29,8 @@ def test_memory_is_flat_over_300_000_clips(tmp_path):
     clips = [make_clip(tmp_path / f"{n}.mp4", frames=20 + 3 * n, size=size) for n, size in enumerate(sizes)]
     samples = [[(f"clip{shard}_{n}", clips[(shard + n) % 4], n % 2) for n in range(256)] for shard in range(8)]
     pack(tmp_path / "set", samples)
-    loader = clip_loader(
-        Dataset(str(tmp_path / "set")),
-        frames=Segments(4),
-        spatial=[RandomResizedCrop(32), HorizontalFlip(0.5)],
-        global_batch_size=BATCH,
-        dtype=torch.uint8,
-        decoder="pyav",
-        rank=0,
-        world_size=1,
-    )
+    options = {"frames": Segments(4), "spatial": [RandomResizedCrop(32), HorizontalFlip(0.5)], "dtype": torch.uint8}
+    loader = clip_loader(Dataset(str(tmp_path / "set")), global_batch_size=BATCH, decoder="pyav", **options)
     seen, memory = 0, []
     while seen < CLIPS:
         for batch in loader:

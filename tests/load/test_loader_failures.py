@@ -30,7 +30,7 @@ def test_a_damaged_clip_raises_at_its_own_batch():
 
 
 def test_the_traceback_of_a_bug_is_whole(monkeypatch):
-    monkeypatch.setattr("fastvid.load.workers.clip_worker.fetch_clip", lambda *_: 1 // 0)
+    monkeypatch.setattr("fastvid.load.workers.clip_worker.fetch", lambda *_, **__: 1 // 0)
     with pytest.raises(ZeroDivisionError) as caught:
         list(make(FakeDataset(8)))
     assert "clip_worker.py" in "".join(traceback.format_exception(caught.value))

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -107,11 +108,8 @@ def leave_by_forgetting(loader):
 
 
 def leave_by_cycle(loader):
-    class Node:
-        pass
-
-    node = Node()
-    node.node, node.iterator = node, iter(loader)
+    node = SimpleNamespace(iterator=iter(loader))
+    node.node = node
     next(node.iterator)
     assert fastvid_threads()
     del node

@@ -1,11 +1,14 @@
 """Batches of ClipLoader: pixels, dtypes, layouts, memory; and refused arguments."""
 
+import itertools
+
 import pytest
 import torch
 
 from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD
 from fastvid.errors import UsageError
 from fastvid.load.after.augment import ColorJitter
+from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.labels import Extras, MultiHot, Text
 from fastvid.load.clip_dataset import ClipDataset, ExactSampler
 from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomResizedCrop
@@ -72,47 +75,30 @@ def test_memory_of_released_batches_is_reused():
 
 def test_floats_are_normalised_levels():
     dataset = FakeDataset(16)
-    for raw, batch in zip(make(dataset), make(dataset, dtype=torch.float32), strict=True):
-        mean, std = torch.tensor(IMAGENET_MEAN).view(3, 1, 1, 1), torch.tensor(IMAGENET_STD).view(3, 1, 1, 1)
-        assert batch.video.dtype == torch.float32
-        assert torch.allclose(batch.video, (raw.video / 255 - mean) / std, atol=2e-6)
-    own = make(dataset, dtype=torch.float32, mean=(0.0, 0.5, 1.0), std=(1.0, 0.5, 2.0))
-    for raw, batch in zip(make(dataset), own, strict=True):
-        mean, std = torch.tensor([0.0, 0.5, 1.0]).view(3, 1, 1, 1), torch.tensor([1.0, 0.5, 2.0]).view(3, 1, 1, 1)
-        assert torch.allclose(batch.video, (raw.video / 255 - mean) / std, atol=2e-6)
+    own = {"mean": (0.0, 0.5, 1.0), "std": (1.0, 0.5, 2.0)}
+    for numbers in ({"mean": IMAGENET_MEAN, "std": IMAGENET_STD}, own):
+        mean, std = (torch.tensor(numbers[name]).view(3, 1, 1, 1) for name in ("mean", "std"))
+        given = own if numbers is own else {}  # the default is ImageNet's
+        for raw, batch in zip(make(dataset), make(dataset, dtype=torch.float32, **given), strict=True):
+            assert batch.video.dtype == torch.float32
+            assert torch.allclose(batch.video, (raw.video / 255 - mean) / std, atol=2e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("decoder", ["RgbDecoder", "PlanesDecoder"])
-def test_layouts_differ_only_in_the_order_of_axes(dtype, decoder):
-    options = {"dtype": dtype, "decoder": fake(decoder), "last": "mask"}
-    dataset = FakeDataset(21)
-    one, other = make(dataset, **options), make(dataset, layout="BTCHW", **options)
-    for channels_first, frames_first in zip(one, other, strict=True):
-        assert frames_first.video.shape == (8, 3, 3, 16, 16)
-        assert channels_first.video.dtype == frames_first.video.dtype == dtype
-        assert torch.equal(channels_first.video.transpose(1, 2), frames_first.video)
-
-
-@pytest.mark.parametrize("layout", ["BCTHW", "BTCHW"])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("decoder", ["RgbDecoder", "PlanesDecoder"])
-def test_channels_last_changes_only_the_order_in_memory(layout, dtype, decoder):
-    options = {"dtype": dtype, "layout": layout, "decoder": fake(decoder), "last": "mask"}
+def test_layouts_differ_only_in_the_order_of_axes_or_in_memory(dtype, decoder):
+    options = {"decoder": fake(decoder), "last": "mask", "on_error": "skip", "max_skip_rate": 1.0}
     dataset = FakeDataset(21)
     dataset.damage(5)
-    options |= {"on_error": "skip", "max_skip_rate": 1.0}
-    for plain, batch in zip(make(dataset, **options), make(dataset, channels_last=True, **options), strict=True):
-        assert plain.video.is_contiguous()
-        assert channels_are_neighbours(batch.video, layout)
-        assert batch.video.dtype == dtype
-        assert torch.equal(batch.video, plain.video)
-
-
-def test_half_precision_is_rounded_once():
-    dataset = FakeDataset(16)
-    for exact, batch in zip(make(dataset, dtype=torch.float32), make(dataset, dtype=torch.bfloat16), strict=True):
-        assert torch.equal(batch.video, exact.video.to(torch.bfloat16))
+    # Half precision is rounded once, from float32.
+    expected = list(make(dataset, dtype=torch.float32 if dtype is torch.bfloat16 else dtype, **options))
+    for layout, channels_last in itertools.product(("BCTHW", "BTCHW"), (False, True)):
+        made = make(dataset, dtype=dtype, layout=layout, channels_last=channels_last, **options)
+        for plain, batch in zip(expected, made, strict=True):
+            wanted = plain.video.to(dtype) if layout == "BCTHW" else plain.video.to(dtype).transpose(1, 2)
+            assert (batch.video.shape, batch.video.dtype) == ((8, 3, 3, 16, 16), dtype)
+            assert torch.equal(batch.video, wanted)
+            assert channels_are_neighbours(batch.video, layout) if channels_last else batch.video.is_contiguous()
 
 
 def test_planes_give_the_same_tensor_layout_and_levels():
@@ -126,32 +112,6 @@ def test_planes_give_the_same_tensor_layout_and_levels():
             grey = [round(10 * frame * 255 / 219) if batch.valid[row] else 0 for frame in frames]
             assert batch.video[row, :, :, 7, 7].tolist() == [grey] * 3
     assert loader.stats.total.skips == {"ChecksumError": 1}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"on_error": "ignore"}, "use 'raise' or Skip"),
-        ({"on_error": "skip", "max_skip_rate": 1.5}, "max_rate is 1.5"),
-        ({"num_threads": 0}, "num_threads is 0"),
-        ({"prefetch": 0}, "prefetch is 0"),
-        ({"num_fetchers": -1}, "num_fetchers is -1"),
-        ({"workers": "fibre"}, "kind is 'fibre'"),
-        ({"collate": "concat"}, "collate is 'concat'"),
-        ({"timeout": 0}, "timeout is 0"),
-        ({"clip_timeout": 0}, "clip_timeout is 0"),
-        ({"timeout": float("inf")}, "timeout is inf"),
-        ({"seed": -1}, "seed is -1"),
-        ({"layout": "THWC", "dtype": torch.float32}, "unknown layout 'THWC'"),
-        ({"layout": "THWC"}, "unknown layout 'THWC'"),
-        ({"dtype": torch.int32}, "dtype torch.int32"),
-        ({"last": "pad"}, "last is 'pad'"),
-        ({"global_batch_size": 41}, "40 samples do not fill one batch of 41"),
-    ],
-)
-def test_invalid_arguments_are_refused(options, message):
-    with pytest.raises(UsageError, match=message):
-        make(FakeDataset(40), **options)
 
 
 def test_options_work_in_their_group_and_beside_it():
@@ -188,6 +148,22 @@ def test_buckets_are_a_batch_size():
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
+        ({"on_error": "ignore"}, "use 'raise' or Skip"),
+        ({"on_error": "skip", "max_skip_rate": 1.5}, "max_rate is 1.5"),
+        ({"num_threads": 0}, "num_threads is 0"),
+        ({"prefetch": 0}, "prefetch is 0"),
+        ({"num_fetchers": -1}, "num_fetchers is -1"),
+        ({"workers": "fibre"}, "kind is 'fibre'"),
+        ({"collate": "concat"}, "collate is 'concat'"),
+        ({"timeout": 0}, "timeout is 0"),
+        ({"clip_timeout": 0}, "clip_timeout is 0"),
+        ({"timeout": float("inf")}, "timeout is inf"),
+        ({"seed": -1}, "seed is -1"),
+        ({"layout": "THWC", "dtype": torch.float32}, "unknown layout 'THWC'"),
+        ({"layout": "THWC"}, "unknown layout 'THWC'"),
+        ({"dtype": torch.int32}, "dtype torch.int32"),
+        ({"last": "pad"}, "last is 'pad'"),
+        ({"global_batch_size": 41}, "40 samples do not fill one batch of 41"),
         ({"num_workers": 4}, "Workers(num_threads=n)"),
         ({"transform": abs}, "after="),
         ({"shufle": False}, "order.shuffle"),
@@ -236,10 +212,6 @@ def test_other_words_are_answered_with_the_right_one(options, hint):
     [
         (lambda: Output(dtype="uint9"), "dtype is 'uint9'"),
         (lambda: ClipLoader(FakeDataset(4), frames=Segments(1), spatial=CenterCrop(), workers=4), "workers is 4"),
-        (
-            lambda: ClipLoader(FakeDataset(4), frames=Segments(1), spatial=CenterCrop(), output="uint8"),
-            "output is 'uin",
-        ),
         (lambda: Views(10, 3, 64), "places are 64, expected a tuple"),
         (lambda: ClassBalanced(column="country"), "column is 'country'"),
         (lambda: ExactSampler(FakeDataset(4), global_batch_size=2), "clips is a FakeDataset, expected a ClipDataset"),
@@ -281,6 +253,15 @@ def test_one_number_is_the_mean_or_deviation_of_all_channels():
     made = (make(FakeDataset(16), dtype=torch.float32, mean=mean, std=0.5) for mean in (0.25, [0.25] * 3))
     for one, other in zip(*made, strict=True):
         assert torch.equal(one.video, other.video)
+
+
+def test_a_stream_with_two_names_stays_one_tensor_when_a_batch_is_moved_or_cut():
+    video = torch.ones(4, 3)
+    batch = Batch({"video": video, "rgb": video, "label": torch.ones(4)})
+    for made, rows_ in ((batch.to("meta"), 4), (batch.rows(slice(1, 3)), 2)):
+        assert made.video is made["rgb"]
+        assert made.video is not video
+        assert len(made.label) == len(made.video) == rows_
 
 
 def test_reprs_describe_the_loader_and_its_batches():

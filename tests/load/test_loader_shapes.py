@@ -140,13 +140,8 @@ def test_seconds_rate_and_size_describe_each_row():
             assert float(batch.clip_fps[row]) == pytest.approx(float(shown))
             assert batch.size[row].tolist() == size
         assert (batch.seconds.dtype, batch.fps.dtype, batch.size.dtype) == (torch.float64, torch.float64, torch.int64)
-    (views,) = make(
-        FakeDataset(8),
-        frames=Segments(3, jitter=False),
-        spatial=CenterCrop(16),
-        views=Views(2, 3),
-        decoder=fake("PlanesDecoder"),
-    )
+    options = {"frames": Segments(3, jitter=False), "spatial": CenterCrop(16), "views": Views(2, 3)}
+    (views,) = make(FakeDataset(8), decoder=fake("PlanesDecoder"), **options)
     assert torch.equal(views.seconds, views.frame_index.double() / 25)
     assert views.clip_fps.shape == (8, 6)
 
@@ -264,7 +259,7 @@ REAL = {"global_batch_size": 3, "num_threads": 1, "decoder": "pyav", "dtype": to
 
 
 def real(folder, **options):
-    standard = {"rank": 0, "world_size": 1, "frames": AtFps(4, max_frames=5), "spatial": Native(16)}
+    standard = {"frames": AtFps(4, max_frames=5), "spatial": Native(16)}
     return clip_loader(Dataset(str(folder)), **REAL | standard | options)
 
 
@@ -273,10 +268,7 @@ def real(folder, **options):
 def test_threads_and_processes_deliver_the_same_clips_in_any_world(folder, sampler, collate):
     def epoch(world, **options):
         ranks = [real(folder, rank=rank, world_size=world, **options) for rank in range(world)]
-        found = [[row for part in parts for row in content(part)] for parts in zip(*ranks, strict=True)]
-        for loader in ranks:
-            loader.close()
-        return found
+        return [[row for part in parts for row in content(part)] for parts in zip(*ranks, strict=True)]
 
     options = {"frames": sampler, "collate": collate}
     expected = epoch(1, **options)
@@ -300,9 +292,8 @@ def test_clips_show_what_the_video_shows_at_those_times(folder):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
 def test_padding_goes_with_every_layout_and_type(folder, layout, dtype):
     options = {"layout": layout, "dtype": dtype, "shuffle": False}
-    for padded, listed in zip(
-        real(folder, collate="pad", **options), real(folder, collate="list", **options), strict=True
-    ):
+    both = (real(folder, collate=collate, **options) for collate in ("pad", "list"))
+    for padded, listed in zip(*both, strict=True):
         assert padded.video.dtype == dtype
         for row, alone in zip(padded.video, listed.video, strict=True):
             both = (row, alone) if layout == "BCTHW" else (row.transpose(0, 1), alone.transpose(0, 1))
@@ -337,7 +328,9 @@ def test_facts_of_the_annotations_are_those_that_a_sampler_sees(folder):
         video = seen[key]
         for name in ("fps", "duration", "width", "height", "num_frames"):
             # Equal to the last bit: batches are planned from one and drawn from the other.
-            assert getattr(video, name) == dataset.column(name)[number].as_py() == video.annotations[name]
+            assert getattr(video, name) == dataset.column(name)[number].as_py() == dict(video.annotations)[name]
+        assert set(video.annotations) == set(dataset.annotations.column_names)
+        assert len(video.annotations) == len(dataset.annotations.column_names)
     assert seen["v2"].fps == 30_000 / 1001
 
 
@@ -348,21 +341,16 @@ def test_facts_are_delivered_and_select_samples_also_of_a_mixture(folder):
     names = ("fps", "duration", "width", "height")
     both = Mixture([fast, Dataset(str(folder))])
     options = {"frames": Uniform(2), "spatial": CenterCrop(16), "fields": names, "global_batch_size": 4}
-    options |= REAL | {"global_batch_size": 4, "rank": 0, "world_size": 1}
+    options |= REAL | {"global_batch_size": 4}
     seen = 0
     for batch in clip_loader(both, **options):
         for row in range(batch.num_rows):
             height, width = batch.size[row].tolist()
             fps, frames = float(batch.fps[row]), both.part(int(batch.sample[row]))
-            assert [batch.fields[name][row] for name in names] == [
-                fps,
-                frames[0].num_frames[frames[1]] / fps,
-                width,
-                height,
-            ]
+            facts = [fps, frames[0].num_frames[frames[1]] / fps, width, height]
+            assert [batch.fields[name][row] for name in names] == facts
             seen += 1
     assert seen == 8
     mixed = clip_loader(both, **options | {"frames": AtFps(4), "spatial": Native(16), "collate": "pad"})
-    assert sorted(key for batch in mixed for key in batch.key) == sorted(
-        [*fast.keys.to_pylist(), *(f"v{n}" for n in range(6))]
-    )
+    keys = sorted([*fast.keys.to_pylist(), *(f"v{n}" for n in range(6))])
+    assert sorted(key for batch in mixed for key in batch.key) == keys

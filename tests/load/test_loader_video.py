@@ -1,6 +1,5 @@
 """ClipLoader over real shards: painted frame numbers, real processes, real damage."""
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from fastvid.format.annotations import annotation_table
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import Generation, ShardRecord, commit_generation
 from fastvid.format.writing import sample_members, write_shard
-from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, MultiScaleCrop, RandomCrop, RandomResizedCrop
+from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.storage import LocalStorage
 from tests.load.loaders import clip_loader
@@ -48,25 +47,9 @@ def vp9(tmp_path_factory, videos) -> Path:
 
 
 def make(folder, **options):
-    standard = {
-        "frames": Segments(8),
-        "spatial": [RandomResizedCrop(64), HorizontalFlip(0.5)],
-        "global_batch_size": 4,
-        "last": "keep",
-        "num_threads": 2,
-        "rank": 0,
-        "world_size": 1,
-    }
+    standard = {"frames": Segments(8), "spatial": [RandomResizedCrop(64), HorizontalFlip(0.5)]}
+    standard |= {"global_batch_size": 4, "last": "keep", "num_threads": 2}
     return clip_loader(Dataset(str(folder)), **standard | options)
-
-
-def rows(batch):
-    columns = (batch.position, batch.key, batch.label, batch.frame_index, batch.video, batch.valid)
-    return [
-        [int(p), key, int(label), frames.tolist(), hashlib.sha256(video.numpy().tobytes()).hexdigest()]
-        for p, key, label, frames, video, valid in zip(*columns, strict=True)
-        if valid
-    ]
 
 
 @pytest.mark.parametrize("sampler", [Segments(8), Segments(3, length=4), Dense(8, 3), Dense(8, 9, short="clamp")])
@@ -106,18 +89,6 @@ def window(full, video, flip):
     ]
 
 
-@pytest.mark.parametrize("spatial", [RandomResizedCrop(64), MultiScaleCrop(64)])
-def test_threads_and_worlds_give_the_same_pixels(compact, spatial):
-    alone = [rows(batch) for batch in make(compact, num_threads=1, spatial=spatial)]
-    for world, threads in ((2, 3), (3, 1)):
-        ranks = [
-            make(compact, num_threads=threads, spatial=spatial, rank=rank, world_size=world) for rank in range(world)
-        ]
-        together = [[row for batch in batches for row in rows(batch)] for batches in zip(*ranks, strict=True)]
-        assert together == alone
-    assert [rows(batch) for batch in make(compact, spatial=spatial, seed=1)] != alone
-
-
 def test_dali_and_pyav_deliver_the_same_clips(vp9):
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     options = {"dtype": torch.uint8, "spatial": [RandomCrop(64), HorizontalFlip(0.5)]}
@@ -128,12 +99,10 @@ def test_dali_and_pyav_deliver_the_same_clips(vp9):
         difference = (one.video.float() - other.video.float()).abs()
         # One decoder interpolates chroma, the other repeats it; a wrong frame or crop differs by 20 or more.
         assert float(difference.mean()) < 4
-    theirs.close()
     full = make(vp9, decoder="dali-cpu", dtype=torch.uint8, spatial=CenterCrop((96, 160)), frames=Dense(6, 5))
     for batch in full:
         for video, frames in zip(batch.video, batch.frame_index, strict=True):
             assert read_numbers(video[1].numpy()) == frames.tolist()
-    full.close()
 
 
 def test_a_flipped_bit_in_a_planned_packet_is_detected_and_named(tmp_path, videos):

@@ -80,20 +80,9 @@ class Tamperer:
 
     def deliver(self, dataset, workers, on_error):
         """Return what a user sees of each clip by its key, and the number of clips that were masked."""
-        loader = clip_loader(
-            dataset,
-            frames=fastvid.Uniform(3),
-            spatial=fastvid.CenterCrop(32),
-            global_batch_size=3,
-            shuffle=False,
-            dtype=torch.uint8,
-            decoder="pyav",
-            num_threads=1,
-            workers=workers,
-            on_error=on_error,
-            max_skip_rate=1.0,
-            fields=("caption",),
-        )
+        options = {"frames": fastvid.Uniform(3), "spatial": fastvid.CenterCrop(32), "fields": ("caption",)}
+        options |= {"global_batch_size": 3, "shuffle": False, "dtype": torch.uint8, "num_threads": 1}
+        loader = clip_loader(dataset, workers=workers, on_error=on_error, max_skip_rate=1.0, **options)
         seen, masked = {}, 0
         try:
             for batch in loader:

@@ -4,17 +4,19 @@ import json
 import threading
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from fastvid.decode.backends import backend
+from fastvid.decode.request import Box
 from fastvid.load.clips.clip import ClipRules
 from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop, Spatial
 from fastvid.load.clips.plan import Planner
 from fastvid.load.clips.sampling import Segments, VideoInfo
-from fastvid.load.clips.views import Views
-from fastvid.load.order.draws import Permutation
+from fastvid.load.clips.views import ONE_VIEW, Views
+from fastvid.load.order.draws import BatchDraws, Draws, Permutation
 from fastvid.load.order.epoch import Share
 from tests.load.fakes import HEIGHT, WIDTH, fake
 from tests.load.loaders import clip_loader
@@ -23,16 +25,8 @@ SPATIAL = (RandomCrop(16), HorizontalFlip(0.5))
 
 
 def make(dataset, **options):
-    standard = {
-        "frames": Segments(3),
-        "spatial": SPATIAL,
-        "global_batch_size": 8,
-        "decoder": fake(),
-        "num_threads": 2,
-        "dtype": torch.uint8,
-        "rank": 0,
-        "world_size": 1,
-    }
+    standard = {"frames": Segments(3), "spatial": SPATIAL, "global_batch_size": 8, "decoder": fake()}
+    standard |= {"num_threads": 2, "dtype": torch.uint8}
     return clip_loader(dataset, **standard | options)
 
 
@@ -49,6 +43,24 @@ def rows(batch):
         for p, s, key, label, frames, video, valid in zip(*columns, strict=True)
         if valid
     ]
+
+
+class View(NamedTuple):
+    """The region of a video that a clip shows."""
+
+    box: Box
+    size: tuple[int, int]
+    flip: bool
+
+
+FIRST = Draws(0, 0, 0)
+
+
+def views_of(spatial, height, width, draws=FIRST, views=ONE_VIEW):
+    """Return what the views of a video of this size show."""
+    cuts = spatial.cuts([height], [width], BatchDraws(draws.seed, draws.epoch, np.array([draws.position])))
+    cuts = views.divided(cuts, np.array([height]), np.array([width]))
+    return [View(Box(*cut[:4]), tuple(cut[4:6]), bool(cut[6])) for cut in cuts.tolist()]
 
 
 def channels_are_neighbours(video, layout="BCTHW"):
@@ -137,4 +149,4 @@ class FixedCrop:
         return self.spatial.crop.output
 
     def draw(self, height, width, draws):
-        return self.views.cuts(self.spatial, height, width)[self.number].box
+        return views_of(self.spatial, height, width, views=self.views)[self.number].box

@@ -21,7 +21,7 @@ EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
         ),
     ),
     "fastvid/load/order/epoch.py": (
-        ("counts = counts[counts > 0]", "counts = counts[counts != 0]", "counts are not negative"),
+        ("sizes = counts[counts > 0].tolist()", "sizes = counts[counts != 0].tolist()", "counts are not negative"),
         (
             "_SMALL_SET: Final = 2**32  # below it, sample numbers fit in uint32",
             "_SMALL_SET: Final = 2** 31  # below it, sample numbers fit in uint32",
@@ -36,9 +36,9 @@ EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
     ),
     "fastvid/load/order/draws.py": (
         (
-            "self._half = max(1, ((num_samples - 1).bit_length() + 1) // 2) if num_samples else 1",
-            "self._half = max( 0, ((num_samples - 1).bit_length() + 1) // 2) if num_samples else 1",
-            "it differs for one sample only, and sets that small are sorted",
+            "return max(1, ((size - 1).bit_length() + 1) // 2) if size else 1",
+            "return max( 0, ((size - 1).bit_length() + 1) // 2) if size else 1",
+            "it differs for one sample only, which has one order",
         ),
     ),
     "fastvid/format/generations.py": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from torch import Tensor
 from torch.nn import functional
@@ -56,9 +56,8 @@ class GaussianBlur:
     def apply(self, clips: Tensor, parameters: Sequence[Weights], /) -> Tensor:
         """Return the changed clips, float32 [N, 3, T, H, W]."""
         if self.kernel_size // 2 >= min(clips.shape[-2:]):
-            raise UsageError(
-                f"{self} does not fit clips of {clips.shape[-1]}x{clips.shape[-2]} pixels", hint="lower kernel_size"
-            )
+            hint = "lower kernel_size"
+            raise UsageError(f"{self} does not fit clips of {clips.shape[-1]}x{clips.shape[-2]} pixels", hint=hint)
         rows = [row for row, weights in enumerate(parameters) if weights]
         return change_rows(clips, rows, lambda part: self._blur(part, [parameters[row] for row in rows]))
 
@@ -80,8 +79,16 @@ class GaussianBlur:
 Range = tuple[float, float]
 
 
+class _Programs:
+    """Base of the transforms that draw a program of operations for each clip."""
+
+    def apply(self, clips: Tensor, parameters: Sequence[Program], /) -> Tensor:
+        """Return the changed clips, float32 [N, 3, T, H, W]."""
+        return run_programs(clips, parameters)
+
+
 @dataclass(frozen=True)
-class ColorJitter:
+class ColorJitter(_Programs):
     """Changes brightness, contrast, saturation and hue by uniformly random amounts, in random order.
 
     Args:
@@ -127,13 +134,9 @@ class ColorJitter:
                 steps.append((place, (name, low + number * (high - low))))
         return tuple(step for _, step in sorted(steps))
 
-    def apply(self, clips: Tensor, parameters: Sequence[Program], /) -> Tensor:
-        """Return the changed clips, float32 [N, 3, T, H, W]."""
-        return run_programs(clips, parameters)
-
 
 @dataclass(frozen=True)
-class Grayscale:
+class Grayscale(_Programs):
     """Replaces R, G and B of a clip by its luma with probability p.
 
     Args:
@@ -155,10 +158,6 @@ class Grayscale:
         """Return the operations of a clip: one that removes its saturation, or none."""
         return (("saturation", 0.0),) if draws.uniform(1)[0] < self.p else ()
 
-    def apply(self, clips: Tensor, parameters: Sequence[Program], /) -> Tensor:
-        """Return the changed clips, float32 [N, 3, T, H, W]."""
-        return run_programs(clips, parameters)
-
 
 def _bounds(name: str, value: float | Range, *, centre: float, least: float, most: float) -> Range:
     """Return a setting as (low, high), so that 0.4 and (0.6, 1.4) have the same repr."""
@@ -173,15 +172,6 @@ def _bounds(name: str, value: float | Range, *, centre: float, least: float, mos
 
 
 _TRIES: Final = 10  # attempts before the clip is left as it is, as in torchvision
-
-
-class Hole(NamedTuple):
-    """A rectangle in pixels."""
-
-    y: int
-    x: int
-    height: int
-    width: int
 
 
 @dataclass(frozen=True)
@@ -226,15 +216,13 @@ class Erasing:
         height, width = clips.shape[-2:]
         assert isinstance(self.value, tuple)
         for clip, numbers in zip(clips, parameters, strict=True):
-            hole = self.hole(height, width, numbers)
-            if hole is not None:
-                rows, columns = slice(hole.y, hole.y + hole.height), slice(hole.x, hole.x + hole.width)
-                for channel, level in zip(clip, self.value, strict=True):
-                    channel[:, rows, columns] = level
+            y, x, h, w = self.hole(height, width, numbers) or (0, 0, 0, 0)
+            for channel, level in zip(clip, self.value, strict=True):
+                channel[:, y : y + h, x : x + w] = level
         return clips
 
-    def hole(self, height: int, width: int, numbers: Sequence[float]) -> Hole | None:
-        """Return the rectangle to erase from pictures of this size, or None.
+    def hole(self, height: int, width: int, numbers: Sequence[float]) -> tuple[int, int, int, int] | None:
+        """Return y, x, height and width of the rectangle to erase from pictures of this size, in pixels, or None.
 
         Args:
             height: Height of the pictures.
@@ -248,7 +236,7 @@ class Erasing:
             aspect = math.exp(low + shape * (high - low))
             h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
             if 0 < h < height and 0 < w < width:
-                return Hole(int(v * (height - h + 1)), int(u * (width - w + 1)), h, w)
+                return int(v * (height - h + 1)), int(u * (width - w + 1)), h, w
         return None
 
 
@@ -271,7 +259,7 @@ _BITS: Final = (8, 4)  # kept by posterize at the lowest and the highest magnitu
 
 
 @dataclass(frozen=True)
-class RandAugment:
+class RandAugment(_Programs):
     """Applies `num_ops` operations to each clip, each drawn from 14 with equal probability.
 
     The operations are identity, shear x and y, translate x and y, rotate, brightness, saturation ("Color"), contrast,
@@ -301,10 +289,8 @@ class RandAugment:
         check_integer("num_ops", self.num_ops, 1)
         check_integer("num_magnitude_bins", self.num_magnitude_bins, 2)
         if not 0 <= check_integer("magnitude", self.magnitude) < self.num_magnitude_bins:
-            raise UsageError(
-                f"magnitude is {self.magnitude}, expected 0 to {self.num_magnitude_bins - 1}",
-                hint="lower magnitude, or raise num_magnitude_bins",
-            )
+            hint = "lower magnitude, or raise num_magnitude_bins"
+            raise UsageError(f"magnitude is {self.magnitude}, expected 0 to {self.num_magnitude_bins - 1}", hint=hint)
 
     def draw(self, draws: TransformDraws, /) -> Program:
         """Return the operations of a clip."""
@@ -315,10 +301,6 @@ class RandAugment:
             for which, sign in zip(numbers[::2], numbers[1::2], strict=True)
         ]
         return tuple(self._step(name, sign) for name, sign in drawn if name != "identity")
-
-    def apply(self, clips: Tensor, parameters: Sequence[Program], /) -> Tensor:
-        """Return the changed clips, float32 [N, 3, T, H, W]."""
-        return run_programs(clips, parameters)
 
     def _step(self, name: str, sign: float) -> tuple[str, Any]:
         strength = self.magnitude / (self.num_magnitude_bins - 1)

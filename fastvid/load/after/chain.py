@@ -62,10 +62,8 @@ class CallableTransform:
                 if made is None:
                     made = clips.new_empty((len(clips), 3, len(frames), *result.shape[2:]))
                 if result.shape[2:] != made.shape[3:]:
-                    raise UsageError(
-                        f"the transform {self} of after= returned clips of {_pixels(made)} and {_pixels(result)}",
-                        hint="return the same height and width for every clip of a batch",
-                    )
+                    told = f"the transform {self} of after= returned clips of {_pixels(made)} and {_pixels(result)}"
+                    raise UsageError(told, hint="return the same height and width for every clip of a batch")
                 # Copied at once: a compiled function may return the same memory from its next call.
                 made[row] = result.transpose(0, 1)
         assert made is not None
@@ -74,10 +72,8 @@ class CallableTransform:
     def _checked(self, result: object, frames: Tensor) -> Tensor:
         expected = f"floating [{len(frames)}, 3, H, W] on {frames.device}"
         if not isinstance(result, Tensor):
-            raise UsageError(
-                f"the transform {self} of after= returned {type(result).__name__}, expected a tensor: {expected}",
-                hint="return the transformed clip",
-            )
+            told = f"the transform {self} of after= returned {type(result).__name__}, expected a tensor: {expected}"
+            raise UsageError(told, hint="return the transformed clip")
         good = result.ndim == 4 and result.shape[:2] == frames.shape[:2] and min(result.shape[2:]) > 0
         if not good or not result.is_floating_point() or result.device != frames.device:
             raise UsageError(
@@ -151,10 +147,8 @@ class TransformChain:
         others = [stream for stream in streams if stream == FLOW or stream in depth]
         if moving and others:
             what = "optical flow" if others[0] == FLOW else "depth"
-            raise UsageError(
-                f"{moving[0]} moves pixels, but not the {what} of the same clips",
-                hint=f"set geometric=False, or remove the transform or the stream {others[0]!r}",
-            )
+            hint = f"set geometric=False, or remove the transform or the stream {others[0]!r}"
+            raise UsageError(f"{moving[0]} moves pixels, but not the {what} of the same clips", hint=hint)
         return cls(tuple(made)) if made else None
 
     def __repr__(self) -> str:

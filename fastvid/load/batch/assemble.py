@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fastvid.decode.colours import Layout, Pixels, empty_batch
+from fastvid.decode.colours import Layout, Pixels
 from fastvid.errors import UsageError
 from fastvid.format.schema import FLOW, PICTURES
 from fastvid.load.after.chain import TransformChain
@@ -36,48 +36,35 @@ class Patches:
     merge: int  # patches are stored in blocks of merge x merge patches of a picture; 1 stores them row by row
     layout: Layout
 
-    def grids(self, clips: Sequence[Tensor]) -> IntArray:
-        """Return the number of patches of each clip along time, height and width, int64 [n, 3].
-
-        A clip without frames, as of a masked row, has `merge` x `merge` patches, because some attention kernels refuse
-        empty sequences.
-        """
-        across = [1, self.merge, self.merge]
-        steps = np.asarray(self.patch, dtype=np.int64) * np.asarray(across, dtype=np.int64)
-        sides = np.asarray([[one.shape[axis] for axis in self._axes] for one in clips], dtype=np.int64)
-        grids: IntArray = np.maximum(-(-sides // steps), 1) * np.asarray(across, dtype=np.int64)
-        return grids
-
     def pack(self, clips: Sequence[Tensor]) -> tuple[Tensor, IntArray]:
         """Cut clips into patches.
 
         The values of a patch are in the order channel, time, row, column. The patches of a clip are in the order time,
         row, column; with `merge` in blocks of merge x merge patches, the blocks in that order and the patches within
         each of them. This is the order of Qwen2-VL's processor. A clip whose sides are not multiples of the patch is
-        extended: its last frame is repeated, and zeros are added on the right and below.
+        extended: its last frame is repeated, and zeros are added on the right and below. A clip without frames, as of a
+        masked row, has `merge` x `merge` patches, because some attention kernels refuse empty sequences.
 
         `clips`: tensors of one dtype and device, each [3, T, H, W] or [T, 3, H, W]; at least one. Returns the
-        patches [N, 3 * pt * ph * pw], and `grids`.
+        patches [N, 3 * pt * ph * pw], and how many each clip has along time, height and width, int64 [n, 3].
         """
-        grids = self.grids(clips)
-        ends = np.cumsum(grids.prod(axis=1)).tolist()
+        clips = clips if self.layout == "BCTHW" else [clip.transpose(0, 1) for clip in clips]
         (pt, ph, pw), merge = self.patch, self.merge
+        across = np.array([1, merge, merge])
+        sides = np.array([clip.shape[1:] for clip in clips])
+        grids: IntArray = np.maximum(-(-sides // (np.array(self.patch) * across)), 1) * across
+        ends = np.cumsum(grids.prod(axis=1)).tolist()
         packed = clips[0].new_empty((ends[-1], 3 * pt * ph * pw))
         for clip, (t, h, w), end in zip(clips, grids.tolist(), ends, strict=True):
             into = packed[end - t * h * w : end]
             if not clip.numel():
                 into.zero_()
                 continue
-            video = self._whole(clip if self.layout == "BCTHW" else clip.transpose(0, 1), (t * pt, h * ph, w * pw))
+            video = self._whole(clip, (t * pt, h * ph, w * pw))
             blocks = video.view(3, t, pt, h // merge, merge, ph, w // merge, merge, pw)
             blocks = blocks.permute(1, 3, 6, 4, 7, 0, 2, 5, 8)
             into.view(blocks.shape).copy_(blocks)
         return packed, grids
-
-    @property
-    def _axes(self) -> tuple[int, int, int]:
-        """Axes of frames, height and width of a clip."""
-        return (1, 2, 3) if self.layout == "BCTHW" else (0, 2, 3)
 
     @staticmethod
     def _whole(video: Tensor, shape: ClipShape) -> Tensor:
@@ -113,11 +100,7 @@ class TransformStage:
         return VideoSpec(self.spec.shape, "BCTHW", _UNIT, self.spec.stream, collate=collate, resize=self.spec.resize)
 
     def finish(
-        self,
-        video: Video,
-        rows: IntArray,
-        planned: ClipShape | None,
-        draws: Sequence[ClipDraws | None],
+        self, video: Video, rows: IntArray, planned: ClipShape | None, draws: Sequence[ClipDraws | None]
     ) -> Video:
         """Return the video of a batch; masked rows are zero.
 
@@ -127,7 +110,9 @@ class TransformStage:
         if isinstance(video, Tensor):
             return self._stacked(video, draws)
         made = [
-            self._empty(1, clip.shape[1:]).zero_()[0] if one is None else self._stacked(clip[None], [one])[0]
+            self._stacked(clip[None], [one])[0]
+            if one
+            else self.spec.empty((1, *clip.shape), self.spec.dtype).zero_()[0]
             for clip, one in zip(video, draws, strict=True)
         ]
         if self.spec.collate == "list":
@@ -135,10 +120,8 @@ class TransformStage:
         shapes = self.spec.shapes(rows, planned)
         for clip, (_, *size) in zip(made, shapes.rows, strict=True):
             if list(clip.shape[2:]) != size:
-                raise UsageError(
-                    f"the transforms {self.chain} resized a clip of {size} to {list(clip.shape[2:])} pixels",
-                    hint="keep the size, or use collate='list'",
-                )
+                told = f"the transforms {self.chain} resized a clip of {size} to {list(clip.shape[2:])} pixels"
+                raise UsageError(told, hint="keep the size, or use collate='list'")
         return self.spec.collated(made, replace(shapes, padded=shapes.padded or shapes.uniform))
 
     def _stacked(self, video: Tensor, draws: Sequence[ClipDraws | None]) -> Tensor:
@@ -150,10 +133,9 @@ class TransformStage:
         made = self.chain.apply(chosen, [one for one in draws if one is not None] or [_NO_DRAWS])
         made = self._normalised(made)
         spec = self.spec
-        dtype = torch.uint8 if spec.pixels is None else spec.pixels.dtype
-        if whole and made.dtype is dtype and spec.layout == "BCTHW" and not spec.channels_last:
+        if whole and made.dtype is spec.dtype and spec.layout == "BCTHW" and not spec.channels_last:
             return made
-        out = self._empty(len(video), made.shape[2:])
+        out = spec.empty((len(video), *made.shape[1:]), spec.dtype)
         target = out if spec.layout == "BCTHW" else out.transpose(1, 2)
         if whole:
             target.copy_(made)
@@ -174,12 +156,6 @@ class TransformStage:
         ]
         scale, bias = upload(torch.tensor(numbers, dtype=torch.float32), clips.device).view(2, 3, 1, 1, 1)
         return clips.mul_(scale).add_(bias)
-
-    def _empty(self, count: int, shape: Sequence[int]) -> Tensor:
-        spec = self.spec
-        dtype = torch.uint8 if spec.pixels is None else spec.pixels.dtype
-        whole = (count, 3, shape[0], shape[1], shape[2])
-        return empty_batch(whole, spec.layout, dtype, spec.stream.device, channels_last=spec.channels_last)
 
 
 class Assembler:
@@ -278,13 +254,13 @@ def _rates(frames: IntArray, seconds: FloatArray) -> FloatArray:
     return rates
 
 
-def _upload(parts: Sequence[npt.NDArray[Any]], device: LoaderStream) -> list[Tensor]:
+def _upload(parts: Sequence[npt.NDArray[Any]], stream: LoaderStream) -> list[Tensor]:
     """Return arrays as tensors on the device: views of one block that is copied once."""
     tensors = list(map(torch.from_numpy, parts))
     stops = np.cumsum([part.nbytes for part in parts]).tolist()
-    host = torch.empty(stops[-1], dtype=torch.uint8, pin_memory=device.is_asynchronous)
+    host = torch.empty(stops[-1], dtype=torch.uint8, pin_memory=stream.is_asynchronous)
     views = [slice(stop - part.nbytes, stop) for part, stop in zip(parts, stops, strict=True)]
     for tensor, view in zip(tensors, views, strict=True):
         host[view].view(tensor.dtype)[:] = tensor.reshape(-1)
-    block = device.upload(host)
+    block = upload(host, stream.device)
     return [block[view].view(one.dtype).view(one.shape) for one, view in zip(tensors, views, strict=True)]

@@ -95,20 +95,15 @@ class Batch(dict[str, Any]):
         """Return some of the rows, without copying; entries that are not one value per row are unchanged."""
         if "cu_seqlens" in self:
             raise UsageError("packed rows cannot be sliced", hint="use smaller batches, or batches=Buckets(...)")
-        count, made = self.num_rows, dict[int, Any]()
-
-        def sliced(value: Any) -> Any:
-            if id(value) not in made:  # the first stream is the same object as `video`
-                made[id(value)] = cut(value)
-            return made[id(value)]
+        count = self.num_rows
 
         def cut(value: Any) -> Any:
             if isinstance(value, Mapping):
-                return {name: sliced(one) for name, one in value.items()}
+                return {name: cut(one) for name, one in value.items()}
             sized = isinstance(value, (Tensor, tuple, list)) and not (isinstance(value, Tensor) and value.ndim == 0)
             return value[part] if sized and len(value) == count else value
 
-        return Batch({name: sliced(value) for name, value in self.items()})
+        return self._each(cut)
 
     @property
     def device_tensors(self) -> tuple[Tensor, ...]:
@@ -145,7 +140,12 @@ class Batch(dict[str, Any]):
                 return change(value)
             return [changed(one) for one in value] if isinstance(value, list) else value
 
-        return Batch({name: changed(value) for name, value in self.items()})
+        return self._each(changed)
+
+    def _each(self, change: Callable[[Any], Any]) -> Batch:
+        # Once for each value: the first stream is the same object as `video`.
+        made = {id(value): change(value) for value in self.values()}
+        return Batch({name: made[id(value)] for name, value in self.items()})
 
 
 _ON_HOST: Final = frozenset({"frame_index", "seconds", "fps", "clip_fps", "size", "sample", "position", "bins"})

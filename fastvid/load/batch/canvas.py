@@ -20,15 +20,15 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fastvid.decode.colours import ClipPlanes, Pixels, empty_batch
+from fastvid.decode.colours import ClipPlanes, Pixels
 from fastvid.decode.pixels import finish_planes, finish_rgb, resize
 from fastvid.decode.pyav import RgbConverter
 from fastvid.decode.request import (
@@ -50,8 +50,8 @@ from fastvid.format.planes import STEPS, ZERO
 from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.spec import Video, VideoSpec
 from fastvid.load.clips.plan import Plan, SoundTask
-from fastvid.load.device import LoaderStream
-from fastvid.load.memory import BufferPool, DecodeBuffer, RgbRow, RowLayout, SharedBufferPool, row_layout
+from fastvid.load.device import LoaderStream, upload
+from fastvid.load.memory import BufferPool, DecodeBuffer, RgbRow, SharedBufferPool, row_layout
 from fastvid.load.order.epoch import ClipShape
 from fastvid.load.stats import Counters
 
@@ -59,6 +59,14 @@ _ALIGN: Final = 64  # bytes: a cache line, and enough for any vector load on a d
 
 # Normalisation that keeps levels 0 to 255: (level / 255 - 0) / (1 / 255).
 _LEVELS: Final = ((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))
+
+
+def _on_host(size: int, stream: LoaderStream, pool: BufferPool | None = None) -> Tensor:
+    """Allocate bytes of the host: of the pool, or pinned ones if a GPU copies them without waiting."""
+    # Worker processes write to their own shared memory, which is not pinned.
+    if pool is None or (stream.is_asynchronous and not isinstance(pool, SharedBufferPool)):
+        return torch.empty(size, dtype=torch.uint8, pin_memory=stream.is_asynchronous)
+    return torch.from_numpy(pool.take(max(1, size))[:size])
 
 
 class Sink(ABC):
@@ -88,7 +96,7 @@ class Sink(ABC):
         """
         memory = self._memory
         del self._memory
-        return self._video(memory if self.on_device else self._spec.stream.upload(memory), good)
+        return self._video(memory if self.on_device else upload(memory, self._spec.stream.device), good)
 
     @abstractmethod
     def _sizes(self) -> list[int]:
@@ -96,18 +104,23 @@ class Sink(ABC):
 
     def _allocate(self, size: int) -> Tensor:
         stream = self._spec.stream
-        where: dict[str, Any] = {"device": stream.device} if self.on_device else {"pin_memory": stream.is_asynchronous}
-        return torch.empty(size, dtype=torch.uint8, **where)
+        return torch.empty(size, dtype=torch.uint8, device=stream.device) if self.on_device else _on_host(size, stream)
 
-    @abstractmethod
     def _video(self, memory: Tensor, good: Sequence[bool]) -> Video:
         """Return the tensors made of the memory, which is on the batch's device by now."""
-
-    def _each(self, rows: Sequence[Any], convert: Callable[[Any, ClipShape], Tensor]) -> Video:
-        """Convert rows one by one, because clips of different sizes are resized to different sizes."""
         shapes = self._shapes
-        made = [convert(row, shape)[0] for row, shape in zip(rows, shapes.rows, strict=True)]
+        if shapes.uniform is not None:
+            return self._converted(memory, range(len(good)), good, shapes.uniform)
+        # One by one, because clips of different sizes are resized to different sizes.
+        made = [self._converted(memory, [row], good, shape)[0] for row, shape in enumerate(shapes.rows)]
         return self._spec.collated(made, shapes)
+
+    @abstractmethod
+    def _converted(self, memory: Tensor, rows: Sequence[int], good: Sequence[bool], shape: ClipShape) -> Tensor:
+        """Return consecutive rows of one shape."""
+
+    def _of(self, rows: Sequence[int]) -> slice:
+        return slice(self._spans[rows[0]].start, self._spans[rows[-1]].stop)
 
     def _request(self, row: int) -> ClipRequest:
         return self._plan.part(self._first + row)
@@ -129,18 +142,12 @@ class DeviceRgbSink(Sink):
     def _sizes(self) -> list[int]:
         return [3 * math.prod(shape) for shape in self._shapes.rows]
 
-    def _video(self, memory: Tensor, good: Sequence[bool]) -> Video:
-        if self._shapes.uniform is not None:
-            return self._finished(memory.view(-1, 3, *self._shapes.uniform), good)
-        rows = [(memory[span], [is_good]) for span, is_good in zip(self._spans, good, strict=True)]
-        return self._each(rows, lambda row, shape: self._finished(row[0].view(1, 3, *shape), row[1]))
-
-    def _finished(self, levels: Tensor, good: Sequence[bool]) -> Tensor:
-        pixels = self._spec.pixels
+    def _converted(self, memory: Tensor, rows: Sequence[int], good: Sequence[bool], shape: ClipShape) -> Tensor:
+        levels, pixels = memory[self._of(rows)].view(len(rows), 3, *shape), self._spec.pixels
         video = self._spec.arranged(levels) if pixels is None else finish_rgb(levels, pixels)
-        for row, is_good in enumerate(good):
-            if not is_good:
-                video[row] = 0
+        for number, row in enumerate(rows):
+            if not good[row]:
+                video[number] = 0
         return video
 
 
@@ -182,26 +189,15 @@ class RgbSink(DeviceRgbSink):
         return list(map(attrgetter("nbytes"), self._layouts))
 
     def _allocate(self, size: int) -> Tensor:
-        # Worker processes write to their own shared memory, which is not pinned.
-        if self._spec.stream.is_asynchronous and not isinstance(self._batches, SharedBufferPool):
-            return super()._allocate(size)
-        return torch.from_numpy(self._batches.take(max(1, size))[:size])
+        return _on_host(size, self._spec.stream, self._batches)
 
-    def _video(self, memory: Tensor, good: Sequence[bool]) -> Video:
+    def _converted(self, memory: Tensor, rows: Sequence[int], good: Sequence[bool], shape: ClipShape) -> Tensor:
         spec = self._spec
         if spec.stream.device.type != "cpu":
-            return super()._video(memory, good)
-        order = [1 + self._order.index(axis) for axis in spec.layout[1:]]
-
-        def arranged(rows: Tensor, layout: RowLayout, count: int) -> Tensor:
-            rows = rows if spec.pixels is None else rows.view(torch.float32)
-            rows = rows.view(count, *layout.shape).permute(0, *order)
-            return rows if spec.pixels is None else rows.to(spec.pixels.dtype)
-
-        if self._shapes.uniform is not None:
-            return arranged(memory, self._layouts[0], len(good))
-        rows = [arranged(memory[span], layout, 1) for span, layout in zip(self._spans, self._layouts, strict=True)]
-        return self._each(rows, lambda row, _: row)
+            return super()._converted(memory, rows, good, shape)
+        data = memory[self._of(rows)] if spec.pixels is None else memory[self._of(rows)].view(torch.float32)
+        axes = [1 + self._order.index(axis) for axis in spec.layout[1:]]
+        return data.view(len(rows), *self._layouts[rows[0]].shape).permute(0, *axes).to(spec.dtype)
 
 
 class PlanesSink(Sink):
@@ -217,11 +213,18 @@ class PlanesSink(Sink):
     def _sizes(self) -> list[int]:
         return [0 if not count else packed_size(self._request(row)) for row, count in enumerate(self._plan.lengths)]
 
-    def _video(self, memory: Tensor, good: Sequence[bool]) -> Video:
-        planes = [self._planes(memory[self._spans[row]], row) if is_good else None for row, is_good in enumerate(good)]
-        if self._shapes.uniform is not None:
-            return _uniform(planes, self._spec, self._shapes.uniform)
-        return self._each(planes, lambda one, shape: _uniform([one], self._spec, shape))
+    def _converted(self, memory: Tensor, rows: Sequence[int], good: Sequence[bool], shape: ClipShape) -> Tensor:
+        spec = self._spec
+        pixels = spec.pixels or Pixels(*_LEVELS, layout=spec.layout, channels_last=spec.channels_last)
+        clips = {n: self._planes(memory[self._spans[row]], row) for n, row in enumerate(rows) if good[row]}
+        video = finish_planes(list(clips.values()), shape[1:], pixels) if clips else torch.empty(0)
+        if len(clips) < len(rows):
+            whole = pixels.empty(len(rows), shape[0], shape[1:], spec.stream.device).zero_()
+            # Copied row by row: an index list would be copied to the device, and the host would wait for that.
+            for number, clip in zip(clips, video, strict=True):
+                whole[number] = clip
+            video = whole
+        return video if spec.pixels else video.to(torch.uint8)
 
     def _planes(self, data: Tensor, row: int) -> ClipPlanes:
         request, info = self._request(row), self._info(row)
@@ -252,25 +255,8 @@ def _nv12(data: Tensor, request: ClipRequest) -> tuple[Tensor, Tensor]:
     return data[:pixels].view(count, height, width), data[pixels:].view(count, height // 2, width // 2, 2)
 
 
-def _uniform(planes: Sequence[ClipPlanes | None], spec: VideoSpec, shape: ClipShape) -> Tensor:
-    pixels = spec.pixels or Pixels(*_LEVELS, layout=spec.layout, channels_last=spec.channels_last)
-    rows = [row for row, clip in enumerate(planes) if clip is not None]
-    good = [clip for clip in planes if clip is not None]
-    if len(good) == len(planes):
-        video = finish_planes(good, shape[1:], pixels)
-    else:
-        video = pixels.empty(len(planes), shape[0], shape[1:], spec.stream.device).zero_()
-        # Copied row by row: an index list would be copied to the device, and the host would wait for that.
-        for row, clip in zip(rows, finish_planes(good, shape[1:], pixels) if good else (), strict=True):
-            video[row] = clip
-    return video if spec.pixels else video.to(torch.uint8)
-
-
 class _MeasuresSink(PlanesSink):
     """Base of the sinks whose pictures store measurements, depth or flow; all clips of a batch have one shape."""
-
-    def __init__(self, spec: VideoSpec, plan: Plan, stream: int) -> None:
-        super().__init__(replace(spec, collate="stack"), plan, stream)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -330,9 +316,7 @@ class FlowSink(_MeasuresSink):
     def _video(self, memory: Tensor, good: Sequence[bool]) -> Tensor:
         spec, (frames, *size) = self._spec, self._shapes.rows[0]
         channels = 2 * self._plan.rules.flow_stack
-        whole = (len(good), channels, *self._shapes.rows[0])
-        flow = empty_batch(whole, spec.layout, self._dtype, spec.stream.device, channels_last=spec.channels_last)
-        flow.zero_()
+        flow = spec.empty((len(good), channels, *self._shapes.rows[0]), self._dtype).zero_()
         for row in np.flatnonzero(good).tolist():
             # Only luma carries flow; chroma follows it.
             request = self._request(row)
@@ -370,18 +354,15 @@ OpenSink = Callable[[Plan, int], Sink]
 _CUT: Final = frozenset({Planes, Rgb})
 
 
+@dataclass(eq=False)
 class CanvasMemory:
-    """Opens the canvas of each batch, and keeps the memory that canvases reuse.
+    """Opens the canvas of each batch, and keeps the memory that canvases reuse."""
 
-    `streams`: functions that open the sinks, by stream. `pool`: memory of sound. `threads`: number of decode threads.
-    """
-
-    def __init__(
-        self, streams: Sequence[Sequence[OpenSink]], stream: LoaderStream, pool: BufferPool, threads: int
-    ) -> None:
-        self.streams, self.stream, self.pool = streams, stream, pool
-        self.planes = BufferPool(threads)
-        self.converters: deque[tuple[RgbConverter, DecodeBuffer]] = deque()
+    streams: Sequence[Sequence[OpenSink]]  # functions that open the sinks, by stream
+    stream: LoaderStream
+    pool: BufferPool  # memory of sound
+    planes: BufferPool  # of clips that are decoded together, one for each decode thread
+    converters: deque[tuple[RgbConverter, DecodeBuffer]] = field(default_factory=deque)
 
     def open(self, plan: Plan) -> Canvas:
         """Open the canvas of a plan."""
@@ -477,11 +458,7 @@ class BatchSound:
         rows, samples = len(plan.samples), plan.sound_samples
         self._stream, self._shape = memory.stream, (rows, audio.channels, samples)
         size = rows * samples * (4 * audio.channels + 1)
-        if self._stream.is_asynchronous and not isinstance(memory.pool, SharedBufferPool):
-            host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        else:
-            host = torch.from_numpy(memory.pool.take(max(1, size))[:size])
-        self._host = host.zero_()
+        self._host = host = _on_host(size, memory.stream, memory.pool).zero_()
         data, mask = self._split(host)
         values, heard = data.numpy(), mask.numpy()
         # With views there is no sound, so rows of the first stream are rows of the batch.
@@ -496,7 +473,7 @@ class BatchSound:
 
         `failed`: rows that failed, which become silent.
         """
-        data, mask = self._split(self._stream.upload(self._host))
+        data, mask = self._split(upload(self._host, self._stream.device))
         for row in failed:
             data[row].zero_()
             mask[row].zero_()

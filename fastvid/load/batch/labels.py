@@ -59,9 +59,8 @@ class MultiHot:
             return
         classes = () if isinstance(self.classes, str) else tuple(self.classes)
         if not classes or len(set(classes)) < len(classes) or not all(isinstance(name, str) for name in classes):
-            raise UsageError(
-                f"classes of MultiHot are {self.classes!r}", hint="give the names of all classes, each once, as strings"
-            )
+            hint = "give the names of all classes, each once, as strings"
+            raise UsageError(f"classes of MultiHot are {self.classes!r}", hint=hint)
         object.__setattr__(self, "classes", classes)
 
     def __repr__(self) -> str:
@@ -91,11 +90,9 @@ class MultiHotLabels:
         if not known.all():
             first = int(np.flatnonzero(~known)[0])
             value = values[first].as_py()
-            raise UsageError(
-                f"column {labels.column!r} contains {value!r}, which is none of the {len(classes)} classes",
-                key=dataset.key(int(samples[first])),
-                hint="add it to MultiHot(classes=...), or correct the annotations",
-            )
+            told = f"column {labels.column!r} contains {value!r}, which is none of the {len(classes)} classes"
+            hint = "add it to MultiHot(classes=...), or correct the annotations"
+            raise UsageError(told, key=dataset.key(int(samples[first])), hint=hint)
         self._numbers = numbers.astype(np.int32)
         self._stops = np.cumsum(np.bincount(samples, minlength=len(column)))
 
@@ -220,10 +217,8 @@ class Text:
             return
         weights = tuple(float(weight) for weight in self.weights)
         if len(weights) != len(self.names) or not all(0 < weight < math.inf for weight in weights):
-            raise UsageError(
-                f"weights of Text are {weights} for the columns {', '.join(self.names)}",
-                hint="give one positive number for each column",
-            )
+            hint = "give one positive number for each column"
+            raise UsageError(f"weights of Text are {weights} for the columns {', '.join(self.names)}", hint=hint)
         if self.choose != "random":
             raise UsageError(f"weights were given with choose={self.choose!r}", hint="use choose='random'")
         object.__setattr__(self, "weights", weights)
@@ -238,10 +233,8 @@ class TextColumns:
     """The texts of all samples of a dataset, from one or more columns."""
 
     def __init__(self, text: Text, dataset: Dataset | Mixture) -> None:
-        self.text, self._columns = text, list[pa.ChunkedArray]()
-        for name in text.names:
-            column = _column(dataset, name, "Text", _contains_text, "text", "add captions to the annotations")
-            self._columns.append(column)
+        what = ("Text", _contains_text, "text", "add captions to the annotations")
+        self.text, self._columns = text, [_column(dataset, name, *what) for name in text.names]
 
     def row(self, sample: int | None, chosen: float, dropped: float) -> str:
         """Return the text of a row; `chosen` and `dropped`, random in [0, 1), choose it and decide if it is dropped."""
@@ -300,8 +293,9 @@ class Extras:
     signals: SignalsAsked = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.fields, str):
-            object.__setattr__(self, "fields", (self.fields,))
+        for name in ("fields", "signals"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, (getattr(self, name),))
         signals = self.signals.items() if isinstance(self.signals, Mapping) else ()
         for name, value, kind, example in (
             ("audio", self.audio, Audio, "Audio(16_000)"),
@@ -331,9 +325,7 @@ class SignalRows:
         cls, dataset: Dataset | Mixture, frames: object, streams: Sequence[str], asked: SignalsAsked, *, views: bool
     ) -> SignalRows | None:
         """Build from a loader's arguments; None if neither signals nor frames around items were requested."""
-        wanted = (
-            dict(asked) if isinstance(asked, Mapping) else dict.fromkeys([asked] if isinstance(asked, str) else asked)
-        )
+        wanted: dict[str, Deltas | None] = dict(asked) if isinstance(asked, Mapping) else dict.fromkeys(asked)
         shown = {}
         if isinstance(dataset, EveryFrame) and isinstance(frames, Deltas):
             shown = dict.fromkeys(["video" if name == PICTURES else name for name in streams], frames)
@@ -348,10 +340,8 @@ class SignalRows:
             dataset.signals[name]  # UsageError if there is no such signal
             names = {entry} if deltas is None else {entry, f"{entry}_is_pad"}
             if names & taken:
-                raise UsageError(
-                    f"signal {name!r} would replace the entry {min(names & taken)!r} of the batch",
-                    hint=f"give it another name in the batch: signals=[{f'my_{name}={name}'!r}]",
-                )
+                told = f"signal {name!r} would replace the entry {min(names & taken)!r} of the batch"
+                raise UsageError(told, hint=f"give it another name in the batch: signals=[{f'my_{name}={name}'!r}]")
             taken |= names
             if deltas is not None and (not isinstance(dataset, EveryFrame) or deltas.anchor is not None):
                 raise UsageError(
@@ -359,11 +349,6 @@ class SignalRows:
                     hint="load EveryFrame(dataset), or give the names of signals alone: those of the frames shown",
                 )
         return cls(dataset, wanted, shown)
-
-    @property
-    def text(self) -> str:
-        """Everything that determines the values, for the loader's fingerprint."""
-        return repr(self.wanted)
 
     def rows(self, samples: IntArray, valid: BoolArray, shown: IntArray) -> dict[str, npt.NDArray[Any]]:
         """Return the signals, [B, T] or [B, T, A], zero in masked rows; and ``NAME_is_pad``, bool [B, T], for each with

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,19 +25,19 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.schema import AUDIO, FLOW, PICTURES
 from fastvid.load.after.chain import AnyTransform, TransformChain
 from fastvid.load.batch.labels import IGNORED_LABEL, Extras, MultiHotLabels, SignalRows, TextColumns
-from fastvid.load.clips.clip import ClipRules, Crops, Frames, clip_sizes
+from fastvid.load.clips.clip import ClipRules, Crops, Frames, clip_sizes, joined
 from fastvid.load.clips.sampling import with_length
 from fastvid.load.clips.views import Views, check_views
 from fastvid.load.device import LoaderStream
 from fastvid.load.options import Collate, Output, Resize
-from fastvid.load.order.buckets import Buckets
+from fastvid.load.order.buckets import Buckets, Planned
 from fastvid.load.order.draws import DRAWS_VERSION, BatchDraws, Purpose
-from fastvid.load.order.epoch import MASKED, Batches, Batching, ClipShape, EpochOrders, EveryFrame, Order
+from fastvid.load.order.epoch import MASKED, Batches, ClipShape, EpochOrders, EveryFrame, Order
 from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.load.order.packed import Packed
 from fastvid.runtime.arrays import BoolArray, IntArray
 from fastvid.runtime.processes import World
-from fastvid.runtime.values import check_integer, check_kind
+from fastvid.runtime.values import check_kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +94,8 @@ class Spec:
         packed = isinstance(self.batches, Packed)
         if (packed or collate != "stack") and (rules.views or FLOW in rules.streams):
             given = "batches=Packed" if packed else f"collate={collate!r}"
-            raise UsageError(
-                f"{given} was given with {'views' if rules.views else 'flow'}",
-                hint="use collate='stack', and a sampler and a crop of one shape",
-            )
+            hint = "use collate='stack', and a sampler and a crop of one shape"
+            raise UsageError(f"{given} was given with {'views' if rules.views else 'flow'}", hint=hint)
 
     def fingerprint(self, batching: str = "") -> dict[str, str]:
         """Return everything that determines the clips besides seed, epoch and position, as text by part.
@@ -113,15 +111,17 @@ class Spec:
             _SELECTION: " + ".join(part.identity for part in sets),
             "order": self.orders.text,
             "sampler": f"{rules.sampler_text} {rules.views}" if rules.views else rules.sampler_text,
-            "augmentation": f"{DRAWS_VERSION} {rules.spatial_text}",
+            "augmentation": f"{DRAWS_VERSION} {joined(rules.spatials)}",
         }
+        stack = f" flow_stack={rules.flow_stack}" if FLOW in rules.streams else ""
         # Parts at their defaults are omitted, so that states saved before these arguments existed still load.
         asked = {
-            "streams": rules.streams_text if rules.streams_text != PICTURES else "",
+            "streams": "" if rules.streams == (PICTURES,) else ",".join(rules.streams) + stack,
             "batches": batching,
             "audio": "" if rules.audio is None else repr(rules.audio),
-            **self.annotations.fingerprint,
-            "signals": "" if self.signals is None else self.signals.text,
+            "text": "" if self.annotations.text is None else repr(self.annotations.text.text),
+            "labels": "" if self.annotations.labels is None else repr(self.annotations.labels.labels),
+            "signals": "" if self.signals is None else repr(self.signals.wanted),
             "after": "" if self.after is None else repr(self.after),
             "resize": "" if self.output.resize == "exact" else self.output.resize,
         }
@@ -153,23 +153,19 @@ class Spec:
         hint = "start at the beginning of an epoch, or finish this one with fastvid 0.2"
         raise StateError(f"state was saved by fastvid 0.2: {changed}", hint=hint)
 
-    def batching(self, world: World, order: Order, size: int | None) -> Batching:
+    def batching(self, world: World, order: Order, size: int | None) -> Batches | Planned:
         """Return how epochs are divided into batches: of one size, or planned from the sizes of all clips."""
         orders, planned, rules = self.orders, self.batches, self.rules
         if planned is None and size is None:
             raise UsageError("global_batch_size is missing", hint="give the clips of a step over all ranks, such as 64")
         if planned is None:
-            return Batches.of(orders, check_integer("global_batch_size", size, 1), order, world)
+            return Batches.of(orders, cast(int, size), order, world)
         if size is not None or order.group_size != 1:
-            raise UsageError(
-                f"global_batch_size is {size} and group_size {order.group_size} with batches={planned}",
-                hint="leave out both: batches= decides the size of each batch",
-            )
+            told = f"global_batch_size is {size} and group_size {order.group_size} with batches={planned}"
+            raise UsageError(told, hint="leave out both: batches= decides the size of each batch")
         if orders.clips_per_video > 1:
-            raise UsageError(
-                f"clips_per_video is {orders.clips_per_video} with batches={planned}",
-                hint="use global_batch_size: a planned batch may divide the clips of a video",
-            )
+            hint = "use global_batch_size: a planned batch may divide the clips of a video"
+            raise UsageError(f"clips_per_video is {orders.clips_per_video} with batches={planned}", hint=hint)
         for sampler, spatial in rules.pairs:
             for shape in planned.shapes:
                 with_length(sampler, shape[0])
@@ -189,12 +185,6 @@ class RowAnnotations:
         self.text = None if extras.text is None else TextColumns(extras.text, owner)
         self.labels = None if extras.labels is None else MultiHotLabels(extras.labels, owner)
         self.mixture = dataset if isinstance(dataset, Mixture) else None
-
-    @property
-    def fingerprint(self) -> dict[str, str]:
-        """What determines texts and labels besides seed, epoch and position, as text by argument."""
-        text = {} if self.text is None else {"text": repr(self.text.text)}
-        return text if self.labels is None else text | {"labels": repr(self.labels.labels)}
 
     def on_device(self, samples: IntArray, valid: BoolArray) -> dict[str, npt.NDArray[Any]]:
         """Return the entries that belong on the device: label, int64 [B], and if requested labels, float32 [B, C].
@@ -249,23 +239,20 @@ def parse_state(state: Mapping[str, Any], num_samples: int) -> tuple[int, int, i
 
     `num_samples`: samples per epoch.
     """
-    if not isinstance(state, Mapping):
-        raise StateError(f"not a loader state: {state!r}", hint="pass a ClipLoader's state_dict()")
-    missing = [key for key in _KEYS if key not in state]
+    missing = [key for key in _KEYS if not isinstance(state, Mapping) or key not in state]
     if missing:
-        raise StateError(f"not a loader state: it lacks {', '.join(missing)}", hint="pass a ClipLoader's state_dict()")
+        told = f"it lacks {', '.join(missing)}" if isinstance(state, Mapping) else repr(state)
+        raise StateError(f"not a loader state: {told}", hint="pass a ClipLoader's state_dict()")
     if state["version"] not in (1, STATE_VERSION):
         raise StateError(f"loader state has version {state['version']!r}, expected 1 or {STATE_VERSION}")
     theirs = state["fingerprint"]
     if not isinstance(theirs, Mapping):
         raise StateError(f"fingerprint of the state is a {type(theirs).__name__}, expected a mapping of its parts")
-    values = (state["seed"], state["epoch"], state["position"])
-    for name, value, limit in zip(
-        ("seed", "epoch", "position"), values, (2**64 - 1, 2**64 - 1, num_samples), strict=True
-    ):
+    for name, limit in (("seed", 2**64 - 1), ("epoch", 2**64 - 1), ("position", num_samples)):
+        value = state[name]
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:
             raise StateError(f"{name} of the state is {value!r}, expected an integer from 0 to {limit}")
-    return (*values, theirs)
+    return state["seed"], state["epoch"], state["position"], theirs
 
 
 Video = torch.Tensor | list[torch.Tensor]
@@ -310,6 +297,11 @@ class VideoSpec:
         form = (output.channels_last, collate, output.resize)
         return cls(spec.rules.shape, output.layout, pixels, stream, *form)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the batch."""
+        return torch.uint8 if self.pixels is None else self.pixels.dtype
+
     @cached_property
     def channels(self) -> tuple[tuple[float, float], ...] | None:
         """Scale and bias of each channel where rows are normalised on the host; None where levels stay as decoded."""
@@ -338,10 +330,8 @@ class VideoSpec:
         t, h, w = map(max, zip(*each, whole or _MASKED, strict=True))
         largest = (t, h, w) if t else _SMALLEST
         if whole not in (None, largest):
-            raise UsageError(
-                f"a clip has more frames, rows or columns than counted: {largest}, expected at most {whole}",
-                hint="let the sampler's count() and the crop's sizes() return what draw() makes",
-            )
+            told = f"a clip has more frames, rows or columns than counted: {largest}, expected at most {whole}"
+            raise UsageError(told, hint="let the sampler's count() and the crop's sizes() return what draw() makes")
         whole = largest
         return Shapes(each, None, whole) if set(each) != {whole} else Shapes(each, whole)
 
@@ -349,10 +339,12 @@ class VideoSpec:
         """Return uint8 levels [B, 3, T, H, W] on the device in the layout and memory format of the batch."""
         if self.layout == "BCTHW" and not self.channels_last:
             return levels
-        clips, channels, *shape = levels.shape
-        whole = (clips, channels, shape[0], shape[1], shape[2])
-        video = empty_batch(whole, self.layout, torch.uint8, self.stream.device, channels_last=self.channels_last)
-        return video.copy_(levels if self.layout == "BCTHW" else levels.transpose(1, 2))
+        return self.empty(levels.shape, torch.uint8).copy_(levels if self.layout == "BCTHW" else levels.transpose(1, 2))
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Allocate an uninitialised tensor [B, C, T, H, W] in the layout and memory format of the batch."""
+        whole = cast("tuple[int, int, int, int, int]", tuple(shape))
+        return empty_batch(whole, self.layout, dtype, self.stream.device, channels_last=self.channels_last)
 
     def collated(self, rows: list[torch.Tensor], shapes: Shapes) -> Video:
         """Return the rows as a list, or as one tensor if `shapes` says that they are padded with zeros.
@@ -361,9 +353,7 @@ class VideoSpec:
         """
         if shapes.padded is None:
             return rows
-        whole = (len(rows), 3, *shapes.padded)
-        dtype, device = rows[0].dtype, rows[0].device
-        video = empty_batch(whole, self.layout, dtype, device, channels_last=self.channels_last).zero_()
+        video = self.empty((len(rows), 3, *shapes.padded), rows[0].dtype).zero_()
         for into, row, (frames, height, width) in zip(video, rows, shapes.rows, strict=True):
             along = into if self.layout == "BCTHW" else into.transpose(0, 1)
             along[:, :frames, :height, :width] = row if self.layout == "BCTHW" else row.transpose(0, 1)

@@ -74,20 +74,16 @@ class ClipRules:
         for sampler in frames.values() if isinstance(frames, Mapping) else [frames]:
             if not hasattr(sampler, "draw") or isinstance(sampler, type):
                 count = sampler if isinstance(sampler, int) else 8
-                raise UsageError(
-                    f"frames is {sampler!r}, which is no sampler",
-                    hint=f"use Segments({count}), Uniform({count}) or Dense({count}, stride)",
-                )
+                hint = f"use Segments({count}), Uniform({count}) or Dense({count}, stride)"
+                raise UsageError(f"frames is {sampler!r}, which is no sampler", hint=hint)
         names = check_streams(streams, flow_stack, dataset.streams)
         options = (names, flow_stack, depth_of(dataset, names), views, audio)
         if not isinstance(frames, Mapping) and not isinstance(spatial, Mapping):
             return cls((frames,), (Spatial.of(spatial),), (), *options)
         if not isinstance(dataset, Mixture):
             argument = "frames" if isinstance(frames, Mapping) else "spatial"
-            raise UsageError(
-                f"{argument} is a mapping, but the dataset is not a mixture",
-                hint=f"give one {argument} for all samples, or a Mixture of datasets with these names",
-            )
+            hint = f"give one {argument} for all samples, or a Mixture of datasets with these names"
+            raise UsageError(f"{argument} is a mapping, but the dataset is not a mixture", hint=hint)
         samplers = dataset.by_name("frames", frames) if isinstance(frames, Mapping) else (frames,) * len(dataset.names)
         crops = dataset.by_name("spatial", spatial) if isinstance(spatial, Mapping) else (spatial,) * len(dataset.names)
         return cls(samplers, tuple(Spatial.of(crop) for crop in crops), dataset.ends, *options)
@@ -121,29 +117,21 @@ class ClipRules:
     @property
     def output(self) -> Size | None:
         """Height and width of every clip in pixels; None if it depends on the video, its dataset or its bucket."""
-        return _common([spatial.output for spatial in self.spatials])
+        return _common([spatial.crop.output for spatial in self.spatials])
 
     @property
     def sampler_text(self) -> str:
         """The samplers, for a loader's fingerprint."""
-        return _joined([repr(sampler) for sampler in self.samplers])
-
-    @property
-    def spatial_text(self) -> str:
-        """The transforms, for a loader's fingerprint."""
-        return _joined([str(spatial) for spatial in self.spatials])
-
-    @property
-    def streams_text(self) -> str:
-        """The streams, for a loader's fingerprint."""
-        return ",".join(self.streams) + (f" flow_stack={self.flow_stack}" if FLOW in self.streams else "")
+        return joined(self.samplers)
 
 
 def _common(values: Sequence[_T]) -> _T | None:
     return values[0] if all(value == values[0] for value in values) else None
 
 
-def _joined(texts: Sequence[str]) -> str:
+def joined(parts: Sequence[object]) -> str:
+    """Return the text of what each dataset has, or the only one if they are equal."""
+    texts = list(map(repr, parts))
     return texts[0] if len(set(texts)) == 1 else " + ".join(texts)
 
 
@@ -173,21 +161,19 @@ def varying_sizes(dataset: Dataset | Mixture, rules: ClipRules, *, required: boo
     None also if the sizes are not known beforehand; if they are `required`, that is an error.
     """
     for _, spatial in rules.pairs:
-        if spatial.output is None:
+        if spatial.crop.output is None:
             spatial.output_of(256, 256)  # raises an error if the size must come from a bucket
     if rules.shape is not None:
         return None
     if len([name for name in rules.streams if name != FLOW]) > 1 or isinstance(dataset, EveryFrame):
         # Annotations have the size of the first camera only, and items have no annotations of their own.
         if required:
-            raise UsageError(
-                "the sizes of all clips of several cameras, or of EveryFrame, are not known beforehand",
-                hint="use collate='stack' or 'list', or a crop with a size",
-            )
+            told = "the sizes of all clips of several cameras, or of EveryFrame, are not known beforehand"
+            raise UsageError(told, hint="use collate='stack' or 'list', or a crop with a size")
         return None
     known = all(
         (clip_length(sampler) is not None or hasattr(sampler, "count"))
-        and (spatial.output is not None or hasattr(spatial.crop, "sizes"))
+        and (spatial.crop.output is not None or hasattr(spatial.crop, "sizes"))
         for sampler, spatial in rules.pairs
     )
     return clip_sizes(dataset, rules) if known or required else None
@@ -241,12 +227,8 @@ def check_streams(streams: Sequence[str] | str | None, stack: int, present: Sequ
     names = (streams,) if isinstance(streams, str) else tuple(streams)
     missing = [name for name in names if name not in present]
     if missing or not names or len(set(names)) != len(names):
-        raise UsageError(
-            f"streams are {names!r}, the dataset has {', '.join(present)}",
-            hint="run `fastvid shard --streams rgb,flow` to make a dataset with optical flow"
-            if FLOW in missing
-            else None,
-        )
+        hint = "run `fastvid shard --streams rgb,flow` to make a dataset with optical flow" if FLOW in missing else None
+        raise UsageError(f"streams are {names!r}, the dataset has {', '.join(present)}", hint=hint)
     check_least(1, flow_stack=stack)
     return names
 
@@ -257,10 +239,8 @@ def depth_of(dataset: Any, streams: Sequence[str]) -> dict[str, DepthScale]:
     found = {stream: parts[0][stream] for stream in streams if stream in parts[0]}
     for part in parts[1:]:
         if {stream: part[stream] for stream in streams if stream in part} != found:
-            raise UsageError(
-                f"datasets of a mixture store depth differently: {', '.join(found) or 'one of them has none'}",
-                hint="load them by themselves, or without the streams of depth",
-            )
+            told = f"datasets of a mixture store depth differently: {', '.join(found) or 'one of them has none'}"
+            raise UsageError(told, hint="load them by themselves, or without the streams of depth")
     return found
 
 
@@ -280,27 +260,20 @@ def stack_frames(frames: IntArray, num_frames: int, stack: int) -> IntArray:
 
 def check_lengths(infos: Mapping[str, StreamInfo]) -> None:
     """Raise FormatError if the cameras of a sample differ in length or rate, or if its flow does not match."""
-    flow = infos.get(FLOW)
-    if flow is not None:
-        check_flow(flow, infos.get(PICTURES))
-    if len(infos) == 1:
-        return
+    if FLOW in infos:
+        check_flow(infos[FLOW], infos.get(PICTURES))
     cameras = {name: info for name, info in infos.items() if name != FLOW}
     if len({(info.num_frames, info.fps) for info in cameras.values()}) > 1:
         found = ", ".join(f"{name} {info.num_frames} at {info.fps}/s" for name, info in cameras.items())
-        raise FormatError(
-            f"the cameras of a sample have different numbers of frames or rates: {found}",
-            hint="open a loader of one of them, or index the dataset again",
-        )
+        hint = "open a loader of one of them, or index the dataset again"
+        raise FormatError(f"the cameras of a sample have different numbers of frames or rates: {found}", hint=hint)
 
 
 def check_flow(info: StreamInfo, picture: StreamInfo | None) -> None:
     """Raise FormatError unless a stream is optical flow and matches the picture stream."""
     if not info.flow_bound or info.height % 4:
-        raise FormatError(
-            f"invalid flow stream: {info.width}x{info.height} pixels with bound {info.flow_bound}",
-            hint="rebuild the index with `fastvid index`",
-        )
+        told = f"invalid flow stream: {info.width}x{info.height} pixels with bound {info.flow_bound}"
+        raise FormatError(told, hint="rebuild the index with `fastvid index`")
     if picture is not None:
         wanted = (picture.width, 2 * picture.height, picture.num_frames)
         if (info.width, info.height, info.num_frames) != wanted:

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Final, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Final, Protocol, Self, cast
 
 import numpy as np
 
@@ -78,9 +78,8 @@ class Sized(BatchCrop):
     def output_of(self, _height: int, _width: int, /) -> Size:
         """Return the height and width of a clip in pixels."""
         if self.output is None:
-            raise UsageError(
-                f"{self!r} has no size, which only a bucket can give it", hint="set size=, or use batches=Buckets(...)"
-            )
+            hint = "set size=, or use batches=Buckets(...)"
+            raise UsageError(f"{self!r} has no size, which only a bucket can give it", hint=hint)
         return self.output
 
     def sizes(self, heights: IntArray, widths: IntArray) -> tuple[IntArray, IntArray]:
@@ -95,10 +94,8 @@ class Sized(BatchCrop):
         if self.output == tuple(size):
             return self
         if self.output is not None:
-            raise UsageError(
-                f"{self!r} cannot make clips of {size[0]}x{size[1]} pixels for a bucket",
-                hint="set size=None: the size then comes from the bucket",
-            )
+            hint = "set size=None: the size then comes from the bucket"
+            raise UsageError(f"{self!r} cannot make clips of {size[0]}x{size[1]} pixels for a bucket", hint=hint)
         made = replace(self, size=size)
         object.__setattr__(made, "from_bucket", True)
         return made
@@ -122,20 +119,6 @@ def check_size(size: int | Size) -> Size:
 _TRIES: Final = 10
 # MultiScaleCrop uses the output size itself if a side is within this many pixels of it, as in the TSN code.
 _SNAP: Final = 3
-
-
-class View(NamedTuple):
-    """The region of a video that a clip shows."""
-
-    box: Box
-    size: Size
-    flip: bool
-
-    @classmethod
-    def of(cls, cut: IntArray) -> View:
-        """Return a view from y, x, height and width of its box, height and width of the clip, and 1 if flipped."""
-        y, x, height, width, high, wide, flip = cut.tolist()
-        return cls(Box(y, x, height, width), (high, wide), bool(flip))
 
 
 class Crop(Protocol):
@@ -369,40 +352,25 @@ class Spatial:
             hint = f"use CenterCrop({size}), RandomResizedCrop({size}) or another crop of fastvid; others go to after="
             raise UsageError(f"spatial contains something that is neither a crop nor a flip: {listed}", hint=hint)
         if len(crops) != 1 or len(flips) > 1:
-            raise UsageError(
-                f"spatial must contain one crop and at most one HorizontalFlip, got {listed}",
-                hint="add CenterCrop(224), RandomCrop(224), Resize(short_side=256) or another crop",
-            )
+            hint = "add CenterCrop(224), RandomCrop(224), Resize(short_side=256) or another crop"
+            raise UsageError(f"spatial must contain one crop and at most one HorizontalFlip, got {listed}", hint=hint)
         return cls(crops[0], flips[0] if flips else None)
 
-    def draw(self, height: int, width: int, draws: Draws) -> View:
-        """Return the region that a clip shows of a video of this size."""
-        positions = np.array([draws.position])
-        return View.of(self.cuts([height], [width], BatchDraws(draws.seed, draws.epoch, positions))[0])
-
     def cuts(self, heights: Sequence[int], widths: Sequence[int], draws: BatchDraws) -> IntArray:
-        """Return the box, size and flip of the clips of videos with these sizes, int64 [N, 7], see `View.of`."""
+        """Return what clips of videos with these sizes show, int64 [N, 7]: y, x, height and width of the box, height
+        and width of the clip, and 1 if it is flipped."""
         crop, flip = self.crop, self.flip
-        is_own = getattr(type(crop), "draw", None) is BatchCrop.draw
-        numbers = draws.uniform(Purpose.CROP, crop.numbers).tolist() if isinstance(crop, BatchCrop) and is_own else ()
+        own = cast(BatchCrop, crop) if getattr(type(crop), "draw", None) is BatchCrop.draw else None
+        numbers = draws.uniform(Purpose.CROP, own.numbers).tolist() if own else []
         flips = [False] * len(heights) if flip is None else (draws.uniform(Purpose.FLIP, 1)[:, 0] < flip.p).tolist()
         found, output = np.empty((len(heights), 7), dtype=np.int64), crop.output
         for row, (height, width) in enumerate(zip(heights, widths, strict=True)):
             if min(height, width) < 2:
-                raise UsageError(
-                    f"a video of {width}x{height} pixels is too small: crops have even sides of at least 2 pixels"
-                )
-            if isinstance(crop, BatchCrop) and is_own:
-                box = crop.box(height, width, numbers[row])
-            else:
-                box = astuple(crop.draw(height, width, draws[row]))
+                told = f"a video of {width}x{height} pixels is too small"
+                raise UsageError(f"{told}: crops have even sides of at least 2 pixels")
+            box = own.box(height, width, numbers[row]) if own else astuple(crop.draw(height, width, draws[row]))
             found[row] = (*box, *(output or self.output_of(height, width)), flips[row])
         return found
-
-    @property
-    def output(self) -> Size | None:
-        """Height and width of every clip in pixels; None if they depend on the video or its bucket."""
-        return self.crop.output
 
     def output_of(self, height: int, width: int) -> Size:
         """Return the height and width of a clip of a video with these sides, in pixels."""
@@ -495,10 +463,8 @@ class Resize(_Whole):
 
     def __post_init__(self) -> None:
         if (self.short_side is None) == (self.size is None):
-            raise UsageError(
-                f"short_side is {self.short_side} and size is {self.size}, expected exactly one of them",
-                hint="use Resize(short_side=256), or Resize(size=(256, 340))",
-            )
+            told = f"short_side is {self.short_side} and size is {self.size}, expected exactly one of them"
+            raise UsageError(told, hint="use Resize(short_side=256), or Resize(size=(256, 340))")
         check_integers(1, short_side=self.short_side)
         if self.size is not None:
             object.__setattr__(self, "size", check_size(self.size))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
@@ -35,19 +35,9 @@ from fastvid.load.clips.clip import ClipRules, SampleAnnotations, check_lengths,
 from fastvid.load.clips.crops import Spatial
 from fastvid.load.clips.sampling import BatchSampler, Clips, Sampler, VideoInfo, Videos, is_own, with_length
 from fastvid.load.clips.views import ONE_VIEW, Views
-from fastvid.load.order.buckets import ClipSizes
+from fastvid.load.order.buckets import ClipSizes, Planned, PlannedEpoch
 from fastvid.load.order.draws import BatchDraws
-from fastvid.load.order.epoch import (
-    MASKED,
-    Batches,
-    Batching,
-    ClipShape,
-    EpochBatches,
-    EpochOrder,
-    EpochOrders,
-    EveryFrame,
-    Share,
-)
+from fastvid.load.order.epoch import MASKED, Batches, ClipShape, EpochOrder, EpochOrders, EveryFrame, Share
 from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.runtime.arrays import BoolArray, Float32Array, FloatArray, IntArray
 
@@ -98,7 +88,7 @@ class Plan:
         # width of each stream in pixels, int64 [S, B, 2]; -1 for an empty row, and if its shard cannot be read.
         self.rates = np.full((rows, 2), -1, dtype=np.int64)
         self.sizes = np.full((len(rules.streams), rows, 2), -1, dtype=np.int64)
-        # What each canvas row shows of its video, int64 [S * B * V, 7], see `View.of`.
+        # What each canvas row shows of its video, int64 [S * B * V, 7], see `Spatial.cuts`.
         self.cuts: IntArray = np.zeros((len(rules.streams) * clips, 7), dtype=np.int64)
         # Frames that clips show, int64 [B * V, T], -1 after the end of a shorter clip; and how many they are, int64
         # [B * V], 0 for a clip of a row that is not valid.
@@ -207,7 +197,7 @@ class Planner:
     # global batch, which ranks cannot know from their own rows.
     clip_sizes: ClipSizes | None = None
 
-    def plans(self, batches: EpochBatches, position: int) -> Iterator[Plan]:
+    def plans(self, batches: Batches | PlannedEpoch, position: int) -> Iterator[Plan]:
         """Yield the plans of all batches from `position` to the end of the epoch, computed lazily."""
         shares = batches.shares(position)
         # Look up many rows per call: numpy's overhead per call hardly depends on their number.
@@ -226,7 +216,7 @@ class Planner:
         draws = BatchDraws(self.order.seed, self.order.epoch, share.positions)
         plan = Plan(self.rules, self._shaped(share), draws, samples)
         shards = self._find(plan)
-        clips: list[IntArray | None] = [None] * len(plan.lengths)
+        clips = [np.empty(0, dtype=np.int64)] * len(plan.lengths)
         present = np.flatnonzero(plan.valid)
         for some, sampler, spatial in groups(self.rules, samples[present]):
             if share.shape is not None:
@@ -295,16 +285,13 @@ class Planner:
             plan.sizes[stream, row] = (info.height // 2 if streams[stream] == FLOW else info.height), info.width
             if info.codec not in self.backend.codecs:
                 known = ", ".join(sorted(codec.label for codec in self.backend.codecs))
-                raise UsageError(
-                    f"decoder {self.backend.name!r} does not decode {info.codec.label}", hint=f"use one of {known}"
-                )
+                hint = f"use one of {known}"
+                raise UsageError(f"decoder {self.backend.name!r} does not decode {info.codec.label}", hint=hint)
         if streams != (PICTURES,):
             check_lengths(dict(zip(streams, infos, strict=True)))
         return infos
 
-    def _decide(
-        self, plan: Plan, clips: list[IntArray | None], rows: list[int], sampler: Sampler, spatial: Spatial
-    ) -> None:
+    def _decide(self, plan: Plan, clips: list[IntArray], rows: list[int], sampler: Sampler, spatial: Spatial) -> None:
         """Decide the frames and crops of rows that have the same sampler and transforms."""
         rules, views, draws = self.rules, self.rules.views or ONE_VIEW, plan.draws.chosen(rows)
         first = [plan.infos[row][0] for row in rows]
@@ -332,18 +319,16 @@ class Planner:
             if stream == FLOW:
                 views_of[..., 2] += heights[:, None, None]
             cuts[number, rows] = views_of
+        each, count = [clip for clip in shown for _ in range(views.num_crops)], rules.num_views
         for number, row in enumerate(rows):
-            for one in range(views.num_clips):
-                begin = (row * views.num_clips + one) * views.num_crops
-                clips[begin : begin + views.num_crops] = [shown[number * views.num_clips + one]] * views.num_crops
+            clips[row * count : (row + 1) * count] = each[number * count : (number + 1) * count]
 
-    def _set_frames(self, plan: Plan, clips: Sequence[IntArray | None]) -> None:
-        plan.lengths[:] = [0 if clip is None else len(clip) for clip in clips]
+    def _set_frames(self, plan: Plan, clips: Sequence[IntArray]) -> None:
+        plan.lengths[:] = list(map(len, clips))
         longest = max(1, int(plan.lengths.max()), plan.share.shape[0] if plan.share.shape else 0)
         plan.frames = np.full((len(clips), longest), -1, dtype=np.int64)
         for into, clip in zip(plan.frames, clips, strict=True):
-            if clip is not None:
-                into[: len(clip)] = clip
+            into[: len(clip)] = clip
 
     def _set_reads(self, plan: Plan) -> None:
         """Set which clips are decoded together: neighbours that show the same stream of the same sample."""
@@ -442,9 +427,11 @@ def add_location(error: Exception, shard: str, key: str) -> None:
 class EpochPlans:
     """The batches of any epoch of a loader."""
 
-    def __init__(self, orders: EpochOrders, batching: Batching) -> None:
+    def __init__(self, orders: EpochOrders, batching: Batches | Planned) -> None:
         self.orders, self.batching = orders, batching
-        self._epochs: dict[tuple[int, int], EpochBatches] = {}
+        # The last two epochs are kept: between them a loader asks for both.
+        self.epoch = lru_cache(2)(self._epoch)
+        """Returns the batches of an epoch, given the seed and the number of the epoch."""
 
     def __repr__(self) -> str:
         batching = self.batching
@@ -454,20 +441,13 @@ class EpochPlans:
     def of_one_size(self) -> Batches:
         """The batches of every epoch."""
         if not isinstance(self.batching, Batches):
-            raise UsageError(
-                "batches of varying shape have no global_batch_size",
-                hint="use start and stop of each batch, and len() of the loader for the steps of an epoch",
-            )
+            hint = "use start and stop of each batch, and len() of the loader for the steps of an epoch"
+            raise UsageError("batches of varying shape have no global_batch_size", hint=hint)
         return self.batching
 
     def steps(self, seed: int, epoch: int, position: int) -> int:
         """Return the number of batches from a position to the end of the epoch; at its end, those of the next epoch."""
         return self.epoch(seed, epoch).count(position) or self.epoch(seed, epoch + 1).count(0)
 
-    def epoch(self, seed: int, epoch: int) -> EpochBatches:
-        """Return the batches of an epoch. The last two epochs are kept: between them a loader asks for both."""
-        found = self._epochs.get((seed, epoch))
-        if found is None:
-            found = self.batching.epoch(self.orders.order(seed, epoch))
-            self._epochs = dict([*self._epochs.items(), ((seed, epoch), found)][-2:])
-        return found
+    def _epoch(self, seed: int, epoch: int) -> Batches | PlannedEpoch:
+        return self.batching.epoch(self.orders.order(seed, epoch))

@@ -131,10 +131,8 @@ def clip_lengths(sampler: Sampler, num_frames: IntArray, fps: FloatArray) -> Int
         return np.full(len(num_frames), length, dtype=np.int64)
     count = getattr(sampler, "count", None)
     if count is None:
-        raise UsageError(
-            f"sampler {sampler!r} does not say how many frames it makes of a video",
-            hint="add count(num_frames, fps): int64 [N] and float64 [N] to int64 [N]",
-        )
+        hint = "add count(num_frames, fps): int64 [N] and float64 [N] to int64 [N]"
+        raise UsageError(f"sampler {sampler!r} does not say how many frames it makes of a video", hint=hint)
     made = np.asarray(_called(sampler, lambda: count(num_frames, fps)))
     if made.dtype.kind not in "iu" or made.shape != num_frames.shape or (made < 1).any():
         raise UsageError(
@@ -151,9 +149,8 @@ def with_length(sampler: Sampler, length: int) -> Sampler:
         return sampler
     of_length = getattr(sampler, "of_length", None)
     if of_length is None:
-        raise UsageError(
-            f"sampler {sampler!r} cannot make clips of {length} frames", hint="add of_length(T), or use another shape"
-        )
+        hint = "add of_length(T), or use another shape"
+        raise UsageError(f"sampler {sampler!r} cannot make clips of {length} frames", hint=hint)
     return cast(Sampler, of_length(length))
 
 
@@ -168,45 +165,31 @@ def _called(sampler: Sampler, call: Callable[[], Any], **where: object) -> Any:
     except FastvidError:
         raise
     except Exception as error:
-        raise UsageError(
-            f"sampler {sampler!r} failed with {type(error).__name__}: {error}",
-            hint="correct its code; the original error is above",
-            **where,
-        ) from error
+        told = f"sampler {sampler!r} failed with {type(error).__name__}: {error}"
+        raise UsageError(told, hint="correct its code; the original error is above", **where) from error
 
 
 def _checked(sampler: Sampler, frames: npt.ArrayLike, video: VideoInfo) -> IntArray:
-    length = clip_length(sampler)
+    length, where = clip_length(sampler), {"key": video.key or None}
+    number = "at least one integer" if length is None else f"integers [{length}]"
+    expected = f"expected {number} from 0 to {video.num_frames - 1}"
     try:
         found = np.asarray(frames)
     except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"sampler {sampler!r} returned {reprlib.repr(frames)}, {_expected(length, video)}: {error}",
-            hint="return a list, an array or a tensor on the CPU",
-            key=video.key or None,
-        ) from error
+        hint = "return a list, an array or a tensor on the CPU"
+        told = f"sampler {sampler!r} returned {reprlib.repr(frames)}, {expected}: {error}"
+        raise UsageError(told, hint=hint, **where) from error
     right = found.ndim == 1 and (len(found) > 0 if length is None else len(found) == length)
     if found.dtype.kind not in "iu" or not right:
-        raise UsageError(
-            f"sampler {sampler!r} returned {found.dtype} {list(found.shape)}, {_expected(length, video)}:"
-            f" {reprlib.repr(found.tolist())}",
-            hint="return one frame index for each frame of the clip",
-            key=video.key or None,
-        )
-    if found.min() < 0 or found.max() >= video.num_frames:
-        outside = found[(found < 0) | (found >= video.num_frames)]
-        raise UsageError(
-            f"sampler {sampler!r} returned frame {outside[0]}, {_expected(length, video)}",
-            hint="keep indices inside the video",
-            key=video.key or None,
-        )
+        told = f"{found.dtype} {list(found.shape)}, {expected}: {reprlib.repr(found.tolist())}"
+        hint = "return one frame index for each frame of the clip"
+        raise UsageError(f"sampler {sampler!r} returned {told}", hint=hint, **where)
+    outside = found[(found < 0) | (found >= video.num_frames)]
+    if len(outside):
+        told = f"sampler {sampler!r} returned frame {outside[0]}, {expected}"
+        raise UsageError(told, hint="keep indices inside the video", **where)
     indices: IntArray = found.astype(np.int64, copy=False)
     return indices
-
-
-def _expected(length: int | None, video: VideoInfo) -> str:
-    number = "at least one integer" if length is None else f"integers [{length}]"
-    return f"expected {number} from 0 to {video.num_frames - 1}"
 
 
 def check_counts(owner: object, *names: str) -> None:

@@ -69,10 +69,8 @@ class AtFps(BatchSampler):
         object.__setattr__(self, "fps", _positive("fps", self.fps))
         check_counts(self, "min_frames", "max_frames", "multiple")
         if self.max_frames is not None and self._most < self._least:
-            raise UsageError(
-                f"{self!r} allows no number of frames: at least {self._least} and at most {self._most}",
-                hint="raise max_frames, or lower min_frames or multiple",
-            )
+            told = f"{self!r} allows no number of frames: at least {self._least} and at most {self._most}"
+            raise UsageError(told, hint="raise max_frames, or lower min_frames or multiple")
 
     @property
     def num_frames(self) -> int | None:
@@ -162,16 +160,13 @@ class Window(BatchSampler):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _positive(name, getattr(self, name)))
         if self.fps is None and (self.seconds is None or self.num_frames is None):
-            raise UsageError(
-                f"{self!r} has no frame rate", hint="give two of seconds, num_frames and fps, or fps alone for buckets"
-            )
+            hint = "give two of seconds, num_frames and fps, or fps alone for buckets"
+            raise UsageError(f"{self!r} has no frame rate", hint=hint)
         if self.seconds is not None and self.fps is not None:
             length = max(1, math.floor(self.seconds * self.fps + 0.5 + _NEAR))
             if self.num_frames not in (None, length):
-                raise UsageError(
-                    f"{self!r}: {self.seconds:g} s at {self.fps:g} frames a second are {length} frames",
-                    hint="leave out one of seconds, num_frames and fps",
-                )
+                told = f"{self!r}: {self.seconds:g} s at {self.fps:g} frames a second are {length} frames"
+                raise UsageError(told, hint="leave out one of seconds, num_frames and fps")
             object.__setattr__(self, "num_frames", length)
 
     def count(self, num_frames: IntArray, fps: FloatArray) -> IntArray:
@@ -292,10 +287,8 @@ def _offsets(seconds: tuple[float, ...], tolerance: float | None, fps: float) ->
     if tolerance is not None:
         wrong = np.flatnonzero(np.abs(exact - offsets) > tolerance * fps)
         if len(wrong):
-            raise UsageError(
-                f"offset {seconds[wrong[0]]:g} s is {exact[wrong[0]]:g} frames at {fps:g} a second",
-                hint=f"use multiples of 1/{fps:g} s, or another tolerance",
-            )
+            told = f"offset {seconds[wrong[0]]:g} s is {exact[wrong[0]]:g} frames at {fps:g} a second"
+            raise UsageError(told, hint=f"use multiples of 1/{fps:g} s, or another tolerance")
     offsets.setflags(write=False)
     return offsets
 

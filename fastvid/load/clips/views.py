@@ -7,35 +7,20 @@ View v shows clip v // num_crops and crop v % num_crops, the order that SlowFast
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol, cast
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from fastvid.errors import UsageError
-from fastvid.load.clips.crops import CenterCrop, Spatial, View
-from fastvid.load.clips.sampling import (
-    Sampler,
-    Segments,
-    VideoInfo,
-    check_counts,
-    draw_frames,
-)
-from fastvid.load.order.draws import BatchDraws, Draws
+from fastvid.load.clips.crops import CenterCrop, Spatial
+from fastvid.load.clips.sampling import Sampler, Segments, VideoInfo, check_counts, draw_frames
+from fastvid.load.order.draws import Draws
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.values import check_choice
 
 NUM_CROPS: Final = (1, 3, 5, 10)
 
 _NO_DRAWS: Final = Draws(0, 0, 0)
-
-
-class ClipSampler(Protocol):
-    """A sampler that can spread several clips over a video."""
-
-    def spread(self, video: VideoInfo, num_clips: int, /) -> IntArray:
-        """Return the frame indices of the clips, int64 [num_clips, T]."""
-        ...
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,23 +71,15 @@ class Views:
         Raises:
             UsageError: If the sampler fails, or chooses anything but frames of the video; names sampler and key.
         """
-        return draw_frames(sampler, video, lambda: self._chosen(sampler, video, draws))
-
-    def _chosen(self, sampler: Sampler, video: VideoInfo, draws: Draws) -> list[npt.ArrayLike]:
+        spreads: Any = sampler  # has `at` or `spread` if the views need it, see `check_views`
         if self.places:
-            return [cast(Segments, sampler).at(video, place) for place in self.places]
+            return draw_frames(sampler, video, lambda: [spreads.at(video, place) for place in self.places])
         if self.num_clips == 1:
-            return [sampler.draw(video, draws)]
-        return list(cast(ClipSampler, sampler).spread(video, self.num_clips))
-
-    def cuts(self, spatial: Spatial, height: int, width: int) -> list[View]:
-        """Return the M crops of a video of this size."""
-        heights, widths = np.array([height]), np.array([width])
-        draws = BatchDraws(0, 0, np.zeros(1, np.int64))
-        return [View.of(cut) for cut in self.divided(spatial.cuts([height], [width], draws), heights, widths)]
+            return draw_frames(sampler, video, lambda: [sampler.draw(video, draws)])
+        return draw_frames(sampler, video, lambda: list(spreads.spread(video, self.num_clips)))
 
     def divided(self, cuts: IntArray, heights: IntArray, widths: IntArray) -> IntArray:
-        """Replace the central crop of each video, int64 [N, 7], by its M crops, int64 [N * M, 7], see `View.of`."""
+        """Replace the central crop of each video, int64 [N, 7], by its M crops, [N * M, 7], see `Spatial.cuts`."""
         if self.num_crops == 1:
             return cuts
         places, along = np.array(_PLACES[: 5 if self.num_crops > 3 else 3]), np.array([0, 0.5, 1])
@@ -135,20 +112,15 @@ def check_views(
     if audio:
         raise UsageError("audio= was given with views=", hint="make a loader with one clip per video for the sound")
     if views.num_crops > 1 and (not isinstance(spatial.crop, CenterCrop) or spatial.flip is not None):
-        raise UsageError(
-            f"{views.num_crops} crops need a CenterCrop without flip, but spatial is {spatial}",
-            hint="use CenterCrop alone",
-        )
+        hint = "use CenterCrop alone"
+        raise UsageError(f"{views.num_crops} crops need a CenterCrop without flip, but spatial is {spatial}", hint=hint)
     if views.places and not isinstance(sampler, Segments):
         raise UsageError(f"{sampler!r} has no segments for places={views.places}", hint="use Segments")
     if views.num_clips > 1 and not hasattr(sampler, "spread"):
-        raise UsageError(
-            f"{sampler!r} makes one clip of a video, not {views.num_clips}",
-            hint="use Segments, Dense or Window for views",
-        )
+        hint = "use Segments, Dense or Window for views"
+        raise UsageError(f"{sampler!r} makes one clip of a video, not {views.num_clips}", hint=hint)
     if views.num_clips > 1 and getattr(sampler, "jitter", False):
         raise UsageError(f"{sampler!r} draws its frames at random", hint="set jitter=False for views")
     if clips_per_video > 1:
-        raise UsageError(
-            f"views= was given with clips_per_video={clips_per_video}", hint="use Views(num_clips), or clips_per_video"
-        )
+        hint = "use Views(num_clips), or clips_per_video"
+        raise UsageError(f"views= was given with clips_per_video={clips_per_video}", hint=hint)

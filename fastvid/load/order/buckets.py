@@ -16,15 +16,15 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from fastvid.errors import StateError, UsageError
-from fastvid.load.order.epoch import MASKED, ClipShape, EpochBatches, EpochOrder, Last, Share, rank_rows
-from fastvid.runtime.arrays import BoolArray, IntArray
+from fastvid.load.order.epoch import MASKED, ClipShape, EpochOrder, Last, Share, rank_rows
+from fastvid.runtime.arrays import AnyArray, BoolArray, IntArray
 from fastvid.runtime.processes import World
 from fastvid.runtime.values import check_choice, check_integer
 
@@ -44,11 +44,9 @@ class ClipSizes:
     widths: IntArray  # width in pixels, int64 [N]
 
     def __post_init__(self) -> None:
-        shapes = {getattr(self, one.name).shape for one in fields(self)}
-        if len(shapes) != 1 or len(shapes.pop()) != 1:
-            raise UsageError(
-                f"clip sizes have shapes {[getattr(self, one.name).shape for one in fields(self)]}, expected [N]"
-            )
+        shapes = [getattr(self, one.name).shape for one in fields(self)]
+        if len(set(shapes)) != 1 or len(shapes[0]) != 1:
+            raise UsageError(f"clip sizes have shapes {shapes}, expected [N]")
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -62,10 +60,6 @@ class ClipSizes:
         count *= -(-self.heights // (patch[1] * merge))
         count *= -(-self.widths // (patch[2] * merge))
         return count
-
-    def describe(self, sample: int) -> str:
-        """Return a sample's size as text: frames, height and width."""
-        return f"{self.frames[sample]} frames of {self.heights[sample]}x{self.widths[sample]}"
 
 
 def patches(shape: ClipShape, patch: ClipShape) -> int:
@@ -95,7 +89,10 @@ def check_fit(fits: BoolArray, sizes: ClipSizes, unfit: Unfit, what: str, key: C
     found = np.flatnonzero(~fits)
     if not len(found):
         return
-    named = "; ".join(f"{key(sample)} ({sizes.describe(sample)})" for sample in found[:_NAMED].tolist())
+    named = "; ".join(
+        f"{key(sample)} ({sizes.frames[sample]} frames of {sizes.heights[sample]}x{sizes.widths[sample]})"
+        for sample in found[:_NAMED].tolist()
+    )
     more = f"; and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
     text = f"{len(found):,} of {len(sizes):,} samples {what}: {named}{more}"
     if unfit == "raise" or len(found) == len(sizes):
@@ -130,54 +127,46 @@ class Block:
 
 
 class Planned:
-    """Batches planned from the sizes of all clips, see `fastvid.load.order.epoch.Batching`.
+    """How epochs are divided into batches that are planned from the sizes of all clips, as one rank sees them.
 
     `batches`: `Buckets` or `Packed`. `facts`: what they computed from the sizes, for the fingerprint. `block`: plans
-    batches from a position of an epoch on. `size`: positions per block; None for all. `what`, `hint`: for the error
-    that an epoch has no batch.
+    batches from a position of an epoch on. `size`: positions per block; None for all.
     """
 
     def __init__(
-        self,
-        batches: object,
-        facts: npt.NDArray[np.generic],
-        block: Callable[[EpochOrder, int], Block],
-        size: int | None,
-        what: str,
-        hint: str,
+        self, batches: object, facts: AnyArray, block: Callable[[EpochOrder, int], Block], size: int | None = None
     ) -> None:
-        self._batches, self._block, self._size, self._what, self._hint = batches, block, size, what, hint
+        self._batches, self._block, self._size = batches, block, size
         self.text = f"{PLAN_VERSION} {batches} {hashlib.blake2b(facts.tobytes(), digest_size=16).hexdigest()}"
 
     def __repr__(self) -> str:
         return repr(self._batches)
 
-    def epoch(self, order: EpochOrder) -> EpochBatches:
-        """See `Batching`. The epoch's first block is planned here."""
+    def epoch(self, order: EpochOrder) -> PlannedEpoch:
+        """Return the batches of an epoch, whose first block is planned here."""
         epoch = PlannedEpoch(order, self._block, self._size or max(1, order.num_samples))
         if epoch.is_over(0):
-            text = f"{order.num_samples} samples do not fill one batch of {self._what} with last='drop'"
-            raise UsageError(text, hint=self._hint)
+            text = f"{order.num_samples} samples do not fill one batch of {self._batches} with last='drop'"
+            raise UsageError(text, hint="use smaller batches, or last='mask'")
         return epoch
 
 
 class PlannedEpoch:
-    """The batches of one epoch, see `fastvid.load.order.epoch.EpochBatches`.
+    """The batches of one epoch. A position counts its samples in the order of delivery.
 
     `count` plans all blocks that were not planned before; the other methods plan one block at a time.
     """
 
     def __init__(self, order: EpochOrder, block: Callable[[EpochOrder, int], Block], size: int) -> None:
         self._order, self._block, self._size = order, block, size
-        self.num_samples = order.num_samples
-        self._blocks = -(-self.num_samples // size)
+        self._blocks = -(-order.num_samples // size)
         self._lengths: dict[int, int] = {}
-        self._newest: tuple[int, Block] | None = None
+        self._planned = lru_cache(1)(self._plan)
 
     def count(self, position: int) -> int:
-        """See `EpochBatches`."""
+        """Return the number of batches from `position` to the end of the epoch."""
         first, count = position // self._size, 0
-        if position < self.num_samples:
+        if position < self._order.num_samples:
             block = self._planned(first)
             count = len(block.starts) - check_boundary(position, block.starts, block.stops)
         for number in range(first + 1, self._blocks):
@@ -187,22 +176,20 @@ class PlannedEpoch:
         return count
 
     def is_over(self, position: int) -> bool:
-        """See `EpochBatches`."""
+        """Return whether no batch follows `position`; costs much less than `count`."""
         return next(self.shares(position), None) is None
 
     def shares(self, position: int) -> Iterator[Share]:
-        """See `EpochBatches`."""
+        """Yield this rank's rows of each global batch from `position` to the end of the epoch, computed lazily."""
         for number in range(position // self._size, self._blocks):
             block = self._planned(number)
             for batch in range(check_boundary(position, block.starts, block.stops), len(block.starts)):
                 yield block.share(batch)
 
-    def _planned(self, number: int) -> Block:
-        newest = self._newest  # other threads may replace it
-        if newest is None or newest[0] != number:
-            newest = self._newest = (number, self._block(self._order, number * self._size))
-            self._lengths[number] = len(newest[1].starts)
-        return newest[1]
+    def _plan(self, number: int) -> Block:
+        block = self._block(self._order, number * self._size)
+        self._lengths[number] = len(block.starts)
+        return block
 
 
 _MOST: Final = 2**15 - 1
@@ -250,39 +237,31 @@ class Buckets:
     def __post_init__(self) -> None:
         shapes = tuple(check_shape("a shape of Buckets", shape) for shape in self.shapes)
         if not 1 <= len(shapes) <= _MOST or len(set(shapes)) < len(shapes):
-            raise UsageError(
-                f"shapes are {shapes}", hint=f"give 1 to {_MOST:,} different shapes (frames, height, width)"
-            )
+            hint = f"give 1 to {_MOST:,} different shapes (frames, height, width)"
+            raise UsageError(f"shapes are {shapes}", hint=hint)
         given = self.per_batch
         if isinstance(given, Mapping):
             named = {tuple(shape): number for shape, number in given.items()}
             if named.keys() != set(shapes):
-                raise UsageError(
-                    f"per_batch has the shapes {sorted(named)}, expected {sorted(shapes)}",
-                    hint="give the clips of a batch for each shape",
-                )
+                hint = "give the clips of a batch for each shape"
+                raise UsageError(f"per_batch has the shapes {sorted(named)}, expected {sorted(shapes)}", hint=hint)
             given = [named[shape] for shape in shapes]
         if isinstance(given, Sequence):
             if len(given) != len(shapes):
-                raise UsageError(
-                    f"per_batch has {len(given)} numbers for {len(shapes)} shapes",
-                    hint="give the clips of a batch for each shape, or one number for all",
-                )
+                hint = "give the clips of a batch for each shape, or one number for all"
+                raise UsageError(f"per_batch has {len(given)} numbers for {len(shapes)} shapes", hint=hint)
             given = tuple(check_integer("per_batch", number, 1) for number in given)
         elif given is not None:
             given = check_integer("per_batch", given, 1)
         if (given is None) == (self.tokens is None):
-            raise UsageError(
-                f"Buckets has per_batch={given} and tokens={self.tokens}", hint="give the one or the other"
-            )
+            hint = "give the one or the other"
+            raise UsageError(f"Buckets has per_batch={given} and tokens={self.tokens}", hint=hint)
         check_choice("unfit", self.unfit, get_args(Unfit))
         # Normalise, so that equal arguments have the same fingerprint.
-        object.__setattr__(self, "shapes", shapes)
-        object.__setattr__(self, "per_batch", given)
-        object.__setattr__(self, "patch", check_shape("patch", self.patch))
-        object.__setattr__(self, "multiple", check_integer("multiple", self.multiple, 1))
-        if self.tokens is not None:
-            object.__setattr__(self, "tokens", check_integer("tokens", self.tokens, 1))
+        tokens = None if self.tokens is None else check_integer("tokens", self.tokens, 1)
+        own = {"shapes": shapes, "per_batch": given, "tokens": tokens, "patch": check_shape("patch", self.patch)}
+        for name, value in (own | {"multiple": check_integer("multiple", self.multiple, 1)}).items():
+            object.__setattr__(self, name, value)
         for shape, clips in zip(shapes, self.clips, strict=True):
             if not clips:
                 most, each = f"{self.tokens} tokens", patches(shape, self.patch)
@@ -359,7 +338,7 @@ class Buckets:
         hint = "add a shorter shape, exclude the samples with where=, or use unfit='skip'"
         check_fit(buckets >= 0, sizes, self.unfit, what, key, hint)
         block = partial(_all_batches, self, buckets, world, last)
-        return Planned(self, buckets.astype("<i2"), block, None, "any shape", "use smaller batches, or last='mask'")
+        return Planned(self, buckets.astype("<i2"), block)
 
 
 def _all_batches(

@@ -22,17 +22,17 @@ from __future__ import annotations
 import hashlib
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.runtime.arrays import FloatArray, IntArray, UInt32Array, UInt64Array
+from fastvid.runtime.arrays import AnyArray, FloatArray, IntArray, UInt32Array, UInt64Array
 
 # 2**64 divided by the golden ratio, odd: the step of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -102,8 +102,6 @@ class Permutation:
     `num_samples`: samples in the epoch, >= 0. `shuffle`: false visits the samples in dataset order.
     """
 
-    __slots__ = ("_half", "_keys", "_sorted", "epoch", "num_samples", "seed", "shuffle")
-
     def __init__(self, num_samples: int, seed: int = 0, epoch: int = 0, *, shuffle: bool = True) -> None:
         for name, value, limit in (("num_samples", num_samples, 2**62), ("seed", seed, 2**64), ("epoch", epoch, 2**64)):
             if not 0 <= value < limit:
@@ -113,15 +111,11 @@ class Permutation:
         text = struct.pack("<QQQ", seed, epoch, num_samples) + ORDER_VERSION.encode()
         digest = hashlib.blake2b(text, digest_size=4 * ROUNDS + 8).digest()
         self._keys = np.frombuffer(digest, "<u4", count=ROUNDS).astype(np.uint32)
-        self._half = max(1, ((num_samples - 1).bit_length() + 1) // 2) if num_samples else 1
         self._sorted: IntArray | None = None
         if shuffle and num_samples <= SORTED_LIMIT:
             start = np.frombuffer(digest, "<u8", count=1, offset=4 * ROUNDS).astype(np.uint64)
             steps = np.arange(1, num_samples + 1, dtype=np.uint64) * np.uint64(GOLDEN)
             self._sorted = np.argsort(mix64(steps + start), kind="stable").astype(np.int64)
-
-    def __repr__(self) -> str:
-        return f"Permutation({self.num_samples}, seed={self.seed}, epoch={self.epoch}, shuffle={self.shuffle})"
 
     def ids(self, positions: npt.ArrayLike) -> IntArray:
         """Return the samples at these positions of the epoch.
@@ -134,21 +128,33 @@ class Permutation:
             return wanted.copy()
         if self._sorted is not None:
             return self._sorted[wanted]
-        ids = self._feistel(wanted.astype(np.uint64))
-        # Positions whose result is out of range; it is permuted again until it is inside.
-        outside = np.flatnonzero(ids >= self.num_samples)
-        while len(outside):
-            ids[outside] = self._feistel(ids[outside])
-            outside = outside[ids[outside] >= self.num_samples]
-        return ids.astype(np.int64)
+        size, half = np.uint64(self.num_samples), np.uint64(_half(self.num_samples))
+        return _permuted(wanted.astype(np.uint64), size, half, self._keys).astype(np.int64)
 
-    def _feistel(self, words: UInt64Array) -> UInt64Array:
-        half = np.uint64(self._half)
-        mask = np.uint32((1 << self._half) - 1)
-        left, right = (words >> half).astype(np.uint32), words.astype(np.uint32) & mask
-        for key in self._keys:
-            left, right = right, left ^ (mix32(right ^ key) & mask)
-        return (left.astype(np.uint64) << half) | right.astype(np.uint64)
+
+def _half(size: int) -> int:
+    """Return half the bits, rounded up, of the numbers below `size`."""
+    return max(1, ((size - 1).bit_length() + 1) // 2) if size else 1
+
+
+_Words = UInt64Array | np.uint64
+
+
+def _permuted(words: UInt64Array, sizes: _Words, halves: _Words, keys: Iterable[Any]) -> UInt64Array:
+    """Permute numbers below `sizes` by a Feistel network; results out of range are permuted again.
+
+    `words`: uint64 [N]. `sizes`, `halves`, and uint32 `keys` of each round: one number for all words, or [N].
+    """
+    masks = ((np.uint64(1) << halves) - np.uint64(1)).astype(np.uint32)
+    left, right = (words >> halves).astype(np.uint32), words.astype(np.uint32) & masks
+    for key in keys:
+        left, right = right, left ^ (mix32(right ^ key) & masks)
+    found = (left.astype(np.uint64) << halves) | right.astype(np.uint64)
+    outside = np.flatnonzero(found >= sizes)
+    if len(outside):
+        size, half, *own = (np.broadcast_to(one, found.shape)[outside] for one in (sizes, halves, *keys))
+        found[outside] = _permuted(found[outside], size, half, own)
+    return found
 
 
 DRAWS_VERSION: Final = "fastvid-draws-1"
@@ -245,16 +251,12 @@ def resolve_subset(dataset: Any) -> Any:
         inner: Any = dataset.dataset
         whole = resolve_subset(inner)
         if not isinstance(whole, Dataset):
-            raise UsageError(
-                f"dataset is a Subset of a {type(whole).__name__}",
-                hint="make subsets of each dataset, then the mixture",
-            )
+            hint = "make subsets of each dataset, then the mixture"
+            raise UsageError(f"dataset is a Subset of a {type(whole).__name__}", hint=hint)
         return whole.select(np.asarray(dataset.indices))
     if not hasattr(dataset, "locate"):
-        raise UsageError(
-            f"dataset is a {type(dataset).__name__}, expected a dataset of fastvid",
-            hint="open one with `fastvid.open`, or combine several in a `fastvid.Mixture`",
-        )
+        hint = "open one with `fastvid.open`, or combine several in a `fastvid.Mixture`"
+        raise UsageError(f"dataset is a {type(dataset).__name__}, expected a dataset of fastvid", hint=hint)
     return dataset
 
 
@@ -264,67 +266,44 @@ GROUPED_VERSION: Final = "fastvid-grouped-1"
 _TAG: Final = int.from_bytes(b"grouped1", "little")
 
 
-class Members(Protocol):
-    """Maps a group and an index in the group to a sample."""
-
-    def __call__(self, groups: IntArray, indices: IntArray, /) -> IntArray:
-        """Return the samples, int64 [N]."""
-        ...
-
-
 class GroupedOrder:
     """The order of one epoch over groups with fixed shares.
 
-    `sizes`: samples in each group, >= 1. `counts`: positions of each group in the epoch.
+    `sizes`: samples in each group, >= 1. `counts`: positions of each group in the epoch. `samples`: the samples of all
+    groups, group after group; None if they are numbered so.
     """
 
-    def __init__(self, sizes: Sequence[int], counts: Sequence[int], members: Members, seed: int, epoch: int) -> None:
-        self.seed, self.epoch = seed, epoch
-        self._members = members
-        self._places = Permutation(sum(counts), seed, epoch)
-        self._sizes = np.asarray(sizes, dtype=np.int64)
-        self._ends = np.cumsum(np.asarray(counts, dtype=np.int64))
-        self._starts = np.concatenate([np.zeros(1, dtype=np.int64), self._ends[:-1]])
+    def __init__(
+        self, sizes: Sequence[int], counts: Sequence[int], samples: AnyArray | None, seed: int, epoch: int
+    ) -> None:
+        self.seed, self.epoch, self.num_samples, self._samples = seed, epoch, sum(counts), samples
+        self._places = Permutation(self.num_samples, seed, epoch)
+        self._sizes, self._counts = np.asarray(sizes, dtype=np.int64), np.asarray(counts, dtype=np.int64)
+        self._firsts, self._ends = np.cumsum(self._sizes) - self._sizes, np.cumsum(self._counts)
         # Python integers, because epoch * count may overflow 64 bits.
         begun = [divmod(epoch * count, size) for count, size in zip(counts, sizes, strict=True)]
         self._laps = np.asarray([lap & MASK64 for lap, _ in begun], dtype=np.uint64)
         self._offsets = np.asarray([offset for _, offset in begun], dtype=np.int64)
-        self._halves = np.asarray([max(1, ((size - 1).bit_length() + 1) // 2) for size in sizes], dtype=np.uint64)
+        self._halves = np.asarray(list(map(_half, sizes)), dtype=np.uint64)
         state = mix64_int((seed + _TAG) & MASK64)
         groups = np.arange(1, len(sizes) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
         self._states = mix64(groups + np.uint64(state))
-
-    @property
-    def num_samples(self) -> int:
-        """Number of positions in the epoch."""
-        return self._places.num_samples
 
     def ids(self, positions: npt.ArrayLike) -> IntArray:
         """Return the samples at these positions, int64 [N]; see `Permutation.ids`."""
         slots = self._places.ids(positions)
         groups = np.searchsorted(self._ends, slots, side="right")
         sizes = self._sizes[groups]
-        more, indices = np.divmod(self._offsets[groups] + slots - self._starts[groups], sizes)
-        laps = self._laps[groups] + more.astype(np.uint64)
-        return self._members(groups, self._permuted(groups, laps, indices, sizes))
-
-    def _permuted(self, groups: IntArray, laps: UInt64Array, indices: IntArray, sizes: IntArray) -> IntArray:
-        """Permute `indices` within each lap: the network of `Permutation`, with separate keys for each element."""
-        words = [mix64(mix64(self._states[groups] ^ laps) + np.uint64((n * GOLDEN) & MASK64)) for n in (1, 2, 3)]
+        starts = self._ends[groups] - self._counts[groups]
+        more, indices = np.divmod(self._offsets[groups] + slots - starts, sizes)
+        # The indices of each lap are permuted with keys of their own.
+        states = mix64(self._states[groups] ^ (self._laps[groups] + more.astype(np.uint64)))
+        words = [mix64(states + np.uint64((n * GOLDEN) & MASK64)) for n in (1, 2, 3)]
         keys = [(word >> np.uint64(shift)).astype(np.uint32) for word in words for shift in (0, 32)]
         assert len(keys) == ROUNDS
-        halves = self._halves[groups]
-        found = indices.astype(np.uint64)
-        outside = np.arange(len(found))
-        while len(outside):
-            half = halves[outside]
-            mask = ((np.uint64(1) << half) - np.uint64(1)).astype(np.uint32)
-            left, right = (found[outside] >> half).astype(np.uint32), found[outside].astype(np.uint32) & mask
-            for key in keys:
-                left, right = right, left ^ (mix32(right ^ key[outside]) & mask)
-            found[outside] = (left.astype(np.uint64) << half) | right.astype(np.uint64)
-            outside = outside[found[outside] >= sizes[outside].astype(np.uint64)]
-        return found.astype(np.int64)
+        found = _permuted(indices.astype(np.uint64), sizes.astype(np.uint64), self._halves[groups], keys)
+        numbers = self._firsts[groups] + found.astype(np.int64)
+        return numbers if self._samples is None else self._samples[numbers].astype(np.int64)
 
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:

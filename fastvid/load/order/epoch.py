@@ -12,10 +12,10 @@ leave between batches, and the batch size may change at any position.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import InitVar, dataclass
-from typing import Any, Final, Literal, NoReturn, Protocol, get_args
+from functools import lru_cache
+from typing import Any, Final, Literal, NoReturn, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +29,13 @@ from fastvid.load.order.draws import (
     MASK64,
     ORDER_VERSION,
     GroupedOrder,
-    Members,
     Permutation,
     apportion,
     check_positions,
     mix64_int,
 )
 from fastvid.load.order.mixture import Mixture
-from fastvid.runtime.arrays import IntArray
+from fastvid.runtime.arrays import AnyArray, IntArray
 from fastvid.runtime.processes import World
 from fastvid.runtime.values import check_choice, check_integer, check_integers, check_kind, check_share
 
@@ -85,7 +84,7 @@ class BlockOrder:
         # Sample number minus its place in the shuffled layout: constant within a shard.
         self._shifts = firsts[order] - (self._ends - sizes[order])
         self._windows = -(-self.num_samples // window)
-        self._orders: OrderedDict[int, Permutation] = OrderedDict()
+        self._order = lru_cache(_KEPT_WINDOWS)(self._window)
 
     def ids(self, positions: npt.ArrayLike) -> IntArray:
         """Return the samples at these positions, int64 [N]; see `Permutation.ids`."""
@@ -99,15 +98,9 @@ class BlockOrder:
             places[inside] = begin + self._order(window).ids(wanted[inside] - begin)
         return places + self._shifts[np.searchsorted(self._ends, places, side="right")]
 
-    def _order(self, window: int) -> Permutation:
-        order = self._orders.pop(window, None)
-        if order is None:
-            begin, end = (number * self.num_samples // self._windows for number in (window, window + 1))
-            order = Permutation(end - begin, _keyed(_keyed(self.seed, _WINDOW_TAG), window), self.epoch)
-        self._orders[window] = order
-        while len(self._orders) > _KEPT_WINDOWS:
-            self._orders.popitem(last=False)
-        return order
+    def _window(self, window: int) -> Permutation:
+        begin, end = (number * self.num_samples // self._windows for number in (window, window + 1))
+        return Permutation(end - begin, _keyed(_keyed(self.seed, _WINDOW_TAG), window), self.epoch)
 
 
 def _keyed(seed: int, word: int) -> int:
@@ -115,22 +108,6 @@ def _keyed(seed: int, word: int) -> int:
 
 
 _SMALL_SET: Final = 2**32  # below it, sample numbers fit in uint32
-
-
-class EpochOrder(Protocol):
-    """The order of one epoch."""
-
-    seed: int
-    epoch: int
-
-    @property
-    def num_samples(self) -> int:
-        """Number of positions in the epoch."""
-        ...
-
-    def ids(self, positions: npt.ArrayLike, /) -> IntArray:
-        """Return the samples at these positions, int64 [N]."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -214,10 +191,13 @@ class EpochOrders:
         if balance and mixture:
             raise UsageError("balance= was given for a weighted mixture", hint="use balance= or weights=, not both")
         self._dataset, self._shuffle, self.clips_per_video = dataset, shuffle, clips_per_video
-        self._groups: _Groups | None = None
+        # Samples in each group, positions of each group in an epoch, and the samples, see `GroupedOrder`.
+        self._groups: tuple[list[int], list[int], AnyArray | None] | None = None
         self.text = f"{ORDER_VERSION} shuffle={shuffle}"
         if mixture is not None:
-            self._groups = _by_dataset(mixture)
+            assert mixture.weights is not None
+            sizes = [len(dataset) for dataset in mixture.datasets]
+            self._groups = sizes, apportion(mixture.num_samples, mixture.weights), None
             self.text += f" {GROUPED_VERSION} weights={mixture.weights} num_samples={mixture.num_samples}"
         elif balance is not None:
             self._groups = _by_class(dataset.labels, balance)
@@ -232,7 +212,7 @@ class EpochOrders:
 
     def order(self, seed: int, epoch: int) -> EpochOrder:
         """Return the order of one epoch."""
-        base: EpochOrder
+        base: _Plain
         if self._groups is not None:
             base = GroupedOrder(*self._groups, seed, epoch)
         elif isinstance(self._shuffle, BlockShuffle):
@@ -242,37 +222,25 @@ class EpochOrders:
         return base if self.clips_per_video == 1 else _SeveralClips(base, self.clips_per_video)
 
 
+_Plain = Permutation | BlockOrder | GroupedOrder
+
+
 class _SeveralClips:
     """An order that visits each sample of another order several times in a row."""
 
-    def __init__(self, base: EpochOrder, clips_per_video: int) -> None:
-        self.seed, self.epoch = base.seed, base.epoch
+    def __init__(self, base: _Plain, clips_per_video: int) -> None:
+        self.seed, self.epoch, self.num_samples = base.seed, base.epoch, base.num_samples * clips_per_video
         self._base, self._clips_per_video = base, clips_per_video
 
-    @property
-    def num_samples(self) -> int:
-        return self._base.num_samples * self._clips_per_video
-
-    def ids(self, positions: npt.ArrayLike, /) -> IntArray:
+    def ids(self, positions: npt.ArrayLike) -> IntArray:
         return self._base.ids(np.atleast_1d(np.asarray(positions, dtype=np.int64)) // self._clips_per_video)
 
 
-_Groups = tuple[list[int], list[int], Members]
-"""Samples in each group, positions of each group in an epoch, and a function from group and index to the sample."""
+EpochOrder = _Plain | _SeveralClips
+"""The order of one epoch."""
 
 
-def _by_dataset(mixture: Mixture) -> _Groups:
-    assert mixture.weights is not None
-    starts = np.asarray(mixture.starts, dtype=np.int64)
-
-    def members(groups: IntArray, indices: IntArray) -> IntArray:
-        return starts[groups] + indices
-
-    sizes = [len(dataset) for dataset in mixture.datasets]
-    return sizes, apportion(mixture.num_samples, mixture.weights), members
-
-
-def _by_class(labels: IntArray, balance: ClassBalanced) -> _Groups:
+def _by_class(labels: IntArray, balance: ClassBalanced) -> tuple[list[int], list[int], AnyArray]:
     # uint32 if possible: this array, of one number per sample, is what class shares cost in memory.
     kind = np.uint32 if len(labels) < _SMALL_SET else np.int64
     by_class = np.argsort(labels, kind="stable").astype(kind)
@@ -280,16 +248,8 @@ def _by_class(labels: IntArray, balance: ClassBalanced) -> _Groups:
     if not len(by_class):
         raise UsageError("no sample has a label, so classes cannot be balanced")
     counts = np.bincount(labels[labels >= 0])
-    counts = counts[counts > 0]
-    starts = np.cumsum(counts) - counts
-
-    def members(groups: IntArray, indices: IntArray) -> IntArray:
-        samples: IntArray = by_class[starts[groups] + indices].astype(np.int64)
-        return samples
-
-    sizes = counts.tolist()
-    shares = apportion(balance.num_samples or len(by_class), [size**balance.power for size in sizes])
-    return sizes, shares, members
+    sizes = counts[counts > 0].tolist()
+    return sizes, apportion(balance.num_samples or len(by_class), [size**balance.power for size in sizes]), by_class
 
 
 class EveryFrame(Dataset):
@@ -313,9 +273,8 @@ class EveryFrame(Dataset):
 
     def __init__(self, dataset: Dataset) -> None:
         if isinstance(dataset, Mixture) or not isinstance(dataset, Dataset):
-            raise UsageError(
-                f"EveryFrame was given a {type(dataset).__name__}", hint="give it one dataset, of `fastvid.open`"
-            )
+            hint = "give it one dataset, of `fastvid.open`"
+            raise UsageError(f"EveryFrame was given a {type(dataset).__name__}", hint=hint)
         self.samples = dataset
         self._stops: IntArray = np.cumsum(dataset.num_frames, dtype=np.int64)
         self.storage, self.root, self.dataset_id = dataset.storage, dataset.root, dataset.dataset_id
@@ -387,9 +346,8 @@ class EveryFrame(Dataset):
 
     def select(self, samples: object) -> NoReturn:  # noqa: ARG002
         """Raise UsageError: samples are selected before their frames are items."""
-        raise UsageError(
-            "the frames of EveryFrame cannot be selected", hint="write EveryFrame(dataset.select(...)), or use where="
-        )
+        hint = "write EveryFrame(dataset.select(...)), or use where="
+        raise UsageError("the frames of EveryFrame cannot be selected", hint=hint)
 
 
 class _OfSamples:
@@ -449,44 +407,12 @@ class Share:
     bins: IntArray | None = None
 
 
-class EpochBatches(Protocol):
-    """The batches of one epoch. A position counts the samples of the epoch in the order of delivery."""
-
-    @property
-    def num_samples(self) -> int:
-        """Samples per epoch."""
-        ...
-
-    def count(self, position: int, /) -> int:
-        """Return the number of batches from `position` to the end of the epoch."""
-        ...
-
-    def is_over(self, position: int, /) -> bool:
-        """Return whether no batch follows `position`; may cost much less than `count`."""
-        ...
-
-    def shares(self, position: int, /) -> Iterator[Share]:
-        """Yield this rank's rows of each global batch from `position` to the end of the epoch, computed lazily."""
-        ...
-
-
-class Batching(Protocol):
-    """How the epochs of a dataset are divided into batches, as one rank sees them."""
-
-    @property
-    def text(self) -> str:
-        """Everything that determines the batches besides the order, for the loader's fingerprint; "" if a state may
-        continue with other batches."""
-        ...
-
-    def epoch(self, order: EpochOrder, /) -> EpochBatches:
-        """Return the batches of an epoch."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The batches of an epoch that have one size: ranges of its order. Any position may begin a batch."""
+    """The batches of an epoch that have one size: ranges of its order. Any position may begin a batch.
+
+    A position counts the samples of the epoch in the order of delivery.
+    """
 
     num_samples: int  # samples per epoch
     size: int  # samples per global batch
@@ -499,9 +425,7 @@ class Batches:
     clips_per_video: int = 1
 
     def __post_init__(self) -> None:
-        check_choice("last", self.last, get_args(Last))
-        for name, field in (("global_batch_size", "size"), ("group_size", "group")):
-            object.__setattr__(self, field, check_integer(name, getattr(self, field), 1))
+        object.__setattr__(self, "size", check_integer("global_batch_size", self.size, 1))
         if self.size % self.group or (self.group > 1 and self.last != "drop"):
             raise UsageError(
                 f"group_size is {self.group} with global_batch_size {self.size} and last={self.last!r}",
@@ -520,10 +444,8 @@ class Batches:
                 hint=f"give every rank at least one {'clip' if self.unit == 1 else 'group'} of each batch",
             )
         if not self.count(0):
-            raise UsageError(
-                f"{self.num_samples} samples do not fill one batch of {self.size} with last='drop'",
-                hint="use a smaller global_batch_size, or last='mask'",
-            )
+            told = f"{self.num_samples} samples do not fill one batch of {self.size} with last='drop'"
+            raise UsageError(told, hint="use a smaller global_batch_size, or last='mask'")
 
     @classmethod
     def of(cls, orders: EpochOrders, size: int, order: Order, world: World) -> Batches:
@@ -537,29 +459,27 @@ class Batches:
 
     @property
     def text(self) -> str:
-        """See `Batching`."""
+        """Their part of the loader's fingerprint: none, because a state may continue with batches of any size."""
         return ""
 
-    def epoch(self, _order: EpochOrder, /) -> Batches:
-        """See `Batching`: all epochs have the same batches."""
+    def epoch(self, _order: EpochOrder) -> Batches:
+        """Return the batches of an epoch: all epochs have the same."""
         return self
 
     def count(self, position: int) -> int:
         """Return the number of batches from `position` to the end of the epoch."""
         if position % self.clips_per_video:
-            raise StateError(
-                f"position {position} is between the {self.clips_per_video} clips of a video",
-                hint="resume from a state_dict() of a loader, which is always between two batches",
-            )
+            hint = "resume from a state_dict() of a loader, which is always between two batches"
+            raise StateError(f"position {position} is between the {self.clips_per_video} clips of a video", hint=hint)
         left = max(0, self.num_samples - position)
         return left // self.size if self.last == "drop" else -(-left // self.size)
 
     def is_over(self, position: int) -> bool:
-        """See `EpochBatches`."""
+        """Return whether no batch follows `position`."""
         return not self.count(position)
 
     def shares(self, position: int) -> Iterator[Share]:
-        """See `EpochBatches`."""
+        """Yield this rank's rows of each global batch from `position` to the end of the epoch, computed lazily."""
         return (self.share(position + number * self.size) for number in range(self.count(position)))
 
     def share(self, position: int) -> Share:

@@ -69,31 +69,24 @@ class Mixture:
             if not isinstance(name, str) or not name:
                 raise UsageError(f"{name!r} is not the name of a dataset", hint="give each dataset a non-empty name")
             if isinstance(dataset, Mixture):
-                raise UsageError(
-                    f"dataset {name!r} is a mixture itself",
-                    hint="name all datasets in one mixture, with the products of the weights",
-                )
+                hint = "name all datasets in one mixture, with the products of the weights"
+                raise UsageError(f"dataset {name!r} is a mixture itself", hint=hint)
         self.names = tuple(datasets)
         self.datasets: tuple[Dataset, ...] = tuple(resolve_subset(dataset) for dataset in datasets.values())
         if weights is not None:
             shares = self.by_name("weights", weights) if isinstance(weights, Mapping) else tuple(weights)
             if len(shares) != len(datasets):
-                raise UsageError(
-                    f"{len(shares)} weights for {len(datasets)} datasets", hint="give one weight for each dataset"
-                )
+                hint = "give one weight for each dataset"
+                raise UsageError(f"{len(shares)} weights for {len(datasets)} datasets", hint=hint)
             if not all(hasattr(weight, "__float__") and 0 < weight < math.inf for weight in shares):
-                raise UsageError(
-                    f"weights are {list(shares)}, expected positive numbers",
-                    hint="leave out a dataset that is not to be used",
-                )
+                hint = "leave out a dataset that is not to be used"
+                raise UsageError(f"weights are {list(shares)}, expected positive numbers", hint=hint)
             self.weights: tuple[float, ...] | None = tuple(float(weight) for weight in shares)
         else:
             self.weights = None
             if num_samples is not None:
-                raise UsageError(
-                    f"num_samples is {num_samples}, but a mixture without weights visits every sample once",
-                    hint="give weights=, or leave out num_samples",
-                )
+                told = f"num_samples is {num_samples}, but a mixture without weights visits every sample once"
+                raise UsageError(told, hint="give weights=, or leave out num_samples")
         check_least(1, num_samples=num_samples)
         lengths = [len(dataset) for dataset in self.datasets]
         # Tuples: most lookups are for one sample, and indexing an array takes ten times as long.
@@ -142,9 +135,8 @@ class Mixture:
         if missing or unknown:
             parts = [f"no entry for {', '.join(missing)}"] * bool(missing)
             parts += [f"an entry for {', '.join(unknown)}, no dataset of the mixture"] * bool(unknown)
-            raise UsageError(
-                f"{argument} has {' and '.join(parts)}", hint=f"give an entry for each of {', '.join(self.names)}"
-            )
+            hint = f"give an entry for each of {', '.join(self.names)}"
+            raise UsageError(f"{argument} has {' and '.join(parts)}", hint=hint)
         return tuple(given[name] for name in self.names)
 
     @property
@@ -165,10 +157,8 @@ class Mixture:
         ]
         kinds = list(dict.fromkeys(column.type for column in columns if not pa.types.is_null(column.type)))
         if len(kinds) > 1:
-            raise UsageError(
-                f"column {name!r} has different types in the datasets: {', '.join(map(str, kinds))}",
-                hint="give the column one type in all datasets",
-            )
+            told = f"column {name!r} has different types in the datasets: {', '.join(map(str, kinds))}"
+            raise UsageError(told, hint="give the column one type in all datasets")
         kind = kinds[0] if kinds else pa.null()
         return pa.chunked_array([chunk for column in columns for chunk in column.cast(kind).chunks], kind)
 
@@ -203,19 +193,22 @@ class Mixture:
 
     def shard(self, index: int) -> Shard:
         """Return a shard."""
-        number = bisect_right(self._shard_ends, index)
-        return self.datasets[number].shard(index - self._shard_starts[number])
+        dataset, number = self._shard_part(index)
+        return dataset.shard(number)
 
     def is_open(self, index: int) -> bool:
         """Return whether a shard has been opened."""
-        number = bisect_right(self._shard_ends, index)
-        return self.datasets[number].is_open(index - self._shard_starts[number])
+        dataset, number = self._shard_part(index)
+        return dataset.is_open(number)
 
     def shard_name(self, index: int) -> str:
         """Return the stem of a shard's files, with the dataset's URL because names repeat across datasets."""
+        dataset, number = self._shard_part(index)
+        return f"{dataset.storage.url}/{dataset.shard_name(number)}"
+
+    def _shard_part(self, index: int) -> tuple[Dataset, int]:
         number = bisect_right(self._shard_ends, index)
-        dataset = self.datasets[number]
-        return f"{dataset.storage.url}/{dataset.shard_name(index - self._shard_starts[number])}"
+        return self.datasets[number], index - self._shard_starts[number]
 
     def _renumbered(self, dataset: Dataset) -> IntArray:
         if dataset.classes == self.classes:
@@ -241,8 +234,6 @@ def _merged(datasets: Sequence[Dataset]) -> tuple[str, ...]:
     # A dataset without any label, for instance one of captions, can be merged with any other.
     classes = [dataset.classes for dataset in datasets if dataset.classes or (dataset.labels >= 0).any()]
     if not all(classes):
-        raise UsageError(
-            "labels cannot be merged: some labelled datasets of the mixture have class names and some do not",
-            hint="give every dataset class names",
-        )
+        told = "labels cannot be merged: some labelled datasets of the mixture have class names and some do not"
+        raise UsageError(told, hint="give every dataset class names")
     return tuple(dict.fromkeys(name for names in classes for name in names))

@@ -73,70 +73,16 @@ def cost(lengths: IntArray, quadratic_from: int) -> IntArray:
     return lengths * quadratic_from + lengths * lengths
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Steps:
-    """The bins of S steps, each of R bins. A step is a global batch."""
-
-    clips: IntArray  # the clips of all bins one after the other, int64 [N]
-    # the clips of bin b are clips[edges[b]:edges[b + 1]], int64 [S * R + 1]; bins are in the order of steps.
-    edges: IntArray
-    costs: IntArray  # cost of each bin, int64 [S * R]
-    bins: int  # bins of a step, R
-
-    def __len__(self) -> int:
-        return len(self.costs) // self.bins
-
-    @property
-    def step_edges(self) -> IntArray:
-        """The clips of step s are clips[step_edges[s]:step_edges[s + 1]], int64 [S + 1]."""
-        return self.edges[:: self.bins]
-
-    def rows(self, step: int, world: World) -> tuple[IntArray, IntArray]:
-        """Return the clips of a rank's bins of a step, int64 [b], b >= 1, and where in them each bin begins.
-
-        `world`: the rank and the world size, at most R. The second array, int64 [n + 1], ends with the end of the last
-        bin. If all bins of the rank are empty, the first contains one clip, -1.
-        """
-        first = step * self.bins
-        own = bins_of_rank(self.costs[first : first + self.bins].tolist(), world)
-        parts = [self.clips[self.edges[first + number] : self.edges[first + number + 1]] for number in own]
-        if not any(map(len, parts)):
-            parts[0] = np.full(1, -1, dtype=np.int64)
-        return np.concatenate(parts), np.cumsum([0, *map(len, parts)])
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether no bin is empty."""
-        return bool(np.all(np.diff(self.edges)))
-
-    def chosen(self, steps: IntArray) -> Steps:
-        """Return some of the steps, int64 [S'], in this order."""
-        return self.arranged((steps[:, None] * self.bins + np.arange(self.bins)).reshape(-1))
-
-    def arranged(self, order: IntArray) -> Steps:
-        """Return some of the bins, int64 [S' * R], in this order."""
-        counts = np.diff(self.edges)[order]
-        edges = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
-        clips = self.clips[np.repeat(self.edges[order] - edges[:-1], counts) + np.arange(edges[-1])]
-        return Steps(clips, edges, self.costs[order], self.bins)
-
-
-def in_steps(packed: list[list[int]], costs: IntArray, bins: int, *, split: bool) -> Steps:
+def in_steps(packed: list[list[int]], costs: IntArray, bins: int, *, split: bool) -> list[list[list[int]]]:
     """Order bins by cost and cut them into steps, so that the bins of a step cost about the same.
 
     `costs`: cost of each clip. `bins`: bins of a step. `split`: whether to divide bins rather than add empty ones.
-    Returns the steps, most expensive first; only the last one can have empty bins.
+    Returns the bins of each step, most expensive first; only the last step can have empty bins.
     """
-    missing = -len(packed) % bins
-    if split and missing:
-        packed = _split(packed, costs, missing)
-        missing = -len(packed) % bins
-    packed = packed + [[]] * missing
-    clips = np.asarray([clip for one in packed for clip in one], dtype=np.int64)
-    edges = np.cumsum([0, *map(len, packed)])
-    sums = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(costs[clips])])
-    total = np.diff(sums[edges])
-    return Steps(clips, edges, total, bins).arranged(np.argsort(-total, kind="stable"))
+    if split:
+        packed = _split(packed, costs, -len(packed) % bins)
+    packed = sorted(packed + [[]] * (-len(packed) % bins), key=lambda clips: -costs[clips].sum())
+    return [packed[first : first + bins] for first in range(0, len(packed), bins)]
 
 
 def _split(packed: list[list[int]], costs: IntArray, more: int) -> list[list[int]]:
@@ -256,10 +202,8 @@ class Packed:
         packed = replace(self, bins=self.bins or world.size)
         assert packed.bins
         if packed.bins < world.size:
-            raise UsageError(
-                f"a global batch has {packed.bins} bins, fewer than the world of {world.size}",
-                hint="give every rank at least one bin: raise bins",
-            )
+            hint = "give every rank at least one bin: raise bins"
+            raise UsageError(f"a global batch has {packed.bins} bins, fewer than the world of {world.size}", hint=hint)
         tokens = sizes.tokens(self.patch, self.merge)
         what = f"have more than {self.tokens} patches of {self.patch}"
         hint = "raise tokens, choose fewer frames or smaller pictures, or use unfit='skip'"
@@ -269,8 +213,7 @@ class Packed:
         each = self.window * max(1, int(tokens.sum()))
         size = max(1, round(_STEPS_OF_BLOCK * packed.bins * self.tokens * len(tokens) / each)) * self.window
         block = partial(_planned, packed, tokens, size, world, last)
-        what, hint = f"{packed.bins} bins", "use fewer bins or tokens, or last='mask'"
-        return Planned(packed, tokens.astype("<i8"), block, size, what, hint)
+        return Planned(packed, tokens.astype("<i8"), block, size)
 
 
 def _planned(
@@ -282,26 +225,23 @@ def _planned(
     tokens = tokens[order.ids(positions)]
     skipped = np.count_nonzero(tokens == 0)
     positions, tokens = positions[tokens > 0], tokens[tokens > 0]
-    is_last = begin + size >= order.num_samples
-    steps = in_steps(
-        best_fit(tokens, packed.tokens, packed.window),
-        cost(tokens, packed.quadratic_from),
-        packed.bins,
-        split=not is_last or last == "keep",
-    )
+    is_last, costs = begin + size >= order.num_samples, cost(tokens, packed.quadratic_from)
+    bins = best_fit(tokens, packed.tokens, packed.window)
+    steps = in_steps(bins, costs, packed.bins, split=not is_last or last == "keep")
     # The most expensive steps are complete. Only the last one can have empty bins.
-    whole = len(steps) - int(is_last and last != "keep" and not steps.is_complete)
+    whole = len(steps) - int(is_last and last != "keep" and not all(map(all, steps)))
     words = Draws(order.seed, order.epoch, begin // size).words(Purpose.BINS, whole)
-    chosen = np.argsort(np.asarray(words, dtype=np.uint64), kind="stable")
-    if whole < len(steps) and last == "mask":
-        chosen = np.append(chosen, whole)
-    steps = steps.chosen(chosen)
-    edges = begin + int(skipped) + steps.step_edges
+    chosen = sorted(range(whole), key=words.__getitem__)
+    steps = [steps[number] for number in (*chosen, *range(whole, len(steps) if last == "mask" else whole))]
+    edges = begin + int(skipped) + np.cumsum([0, *(sum(map(len, step)) for step in steps)])
 
     def share(number: int) -> Share:
-        clips, bins = steps.rows(number, world)
-        found = np.full(len(clips), MASKED, dtype=np.int64)
-        found[clips >= 0] = positions[clips[clips >= 0]]
-        return Share(int(edges[number]), int(edges[number + 1]), found, bins=bins)
+        step = steps[number]
+        own = bins_of_rank([int(costs[clips].sum()) for clips in step], world)
+        rows = [positions[step[one]] for one in own]
+        if not any(map(len, rows)):
+            rows[0] = np.full(1, MASKED, dtype=np.int64)
+        stops = np.cumsum([0, *map(len, rows)])
+        return Share(int(edges[number]), int(edges[number + 1]), np.concatenate(rows), bins=stops)
 
     return Block(edges[:-1], edges[1:], share)

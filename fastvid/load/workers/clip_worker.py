@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from operator import add
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -45,20 +44,9 @@ def fetch(
     try:
         reader, table = shard.reader(row, request.stream), shard.table(row, request.stream)
         plan = table.plan(request.frames)
-        read_all = partial(
-            read_clip,
-            request,
-            info or shard.info(row, request.stream),
-            table,
-            reader,
-            gap=reader.gap if gap is None else gap,
-            limit=reader.size,
-            plan=plan,
-            scratch=scratch,
-            key=key,
-            shard=shard.stem,
-        )
-        clip = reader.checked(read_all)
+        info, gap = info or shard.info(row, request.stream), reader.gap if gap is None else gap
+        read = partial(read_clip, request, info, table, reader, gap=gap, limit=reader.size, plan=plan)
+        clip = reader.checked(partial(read, scratch=scratch, key=key, shard=shard.stem))
     except FastvidError as error:
         error.at_sample(shard.stem, key)
         raise
@@ -69,16 +57,6 @@ def fetch(
         packets=len(clip.starts),
         packets_from_keys=plan.packets_from_keys,
     )
-
-
-def fetch_clip(row: Row, scratch: PacketBuffer | None = None) -> tuple[EncodedClip, Counters]:
-    """Read the packets of a row of a batch, see `fetch`, and the packets of its sounds."""
-    place = row.target.place(row.row)
-    request = row.target.request(row.row)
-    clip, counters = fetch(place.shard, place.row, request, key=place.key, info=place.info, scratch=scratch)
-    if row.row in row.target.sounds:
-        fetch_sounds(row, place, counters)
-    return clip, counters
 
 
 def are_near(one: ClipPlace, other: ClipPlace) -> bool:
@@ -109,38 +87,30 @@ def fetch_rows(rows: Sequence[Row], scratch: PacketBuffer | None = None) -> list
 def _fetch_one(row: Row, scratch: PacketBuffer | None) -> Fetched:
     begun = time.perf_counter()
     try:
-        clip, counters = fetch_clip(row, scratch)
+        place, request = row.target.place(row.row), row.target.request(row.row)
+        clip, counters = fetch(place.shard, place.row, request, key=place.key, info=place.info, scratch=scratch)
+        if row.row in row.target.sounds:
+            fetch_sounds(row, place, counters)
     except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
         return error
     counters.fetch_seconds = time.perf_counter() - begun
     return clip, counters
 
 
-class _Part(NamedTuple):
-    """What `fetch_together` reads for one row."""
-
-    row: Row
-    place: ClipPlace
-    request: ClipRequest
-    reader: StreamReader
-    plan: PacketPlan
-    records: RecordArray
-
-    @classmethod
-    def of(cls, row: Row) -> _Part:
-        """Plan the packets of a row."""
-        place, request = row.target.place(row.row), row.target.request(row.row)
-        reader, table = place.shard.stream(place.row, place.stream)
-        plan = table.plan(request.frames)
-        return cls(row, place, request, reader, plan, table.records[plan.packets])
+def _part_of(row: Row) -> tuple[Row, ClipPlace, ClipRequest, StreamReader, PacketPlan, RecordArray]:
+    """Return what `fetch_together` reads for one row."""
+    place, request = row.target.place(row.row), row.target.request(row.row)
+    reader, table = place.shard.stream(place.row, place.stream)
+    plan = table.plan(request.frames)
+    return row, place, request, reader, plan, table.records[plan.packets]
 
 
 def fetch_together(rows: Sequence[Row], scratch: PacketBuffer | None = None) -> list[tuple[EncodedClip, Counters]]:
-    """Run `fetch_clip` for several rows in one pass: bytes that several need, or that are near, are read once.
+    """Read the packets of several rows in one pass: bytes that several need, or that are near, are read once.
 
     `scratch`: reused memory for the packets. Raises an error if any row fails, or if this node caches videos' bytes.
     """
-    begun, parts = time.perf_counter(), list(map(_Part.of, rows))
+    begun, parts = time.perf_counter(), list(map(_part_of, rows))
     files = {reader.source: reader for _, _, _, reader, _, _ in parts}
     firsts = {source: number * _FILE for number, source in enumerate(files)}
     offsets, sizes = list[int](), list[int]()
@@ -221,7 +191,7 @@ class Row(NamedTuple):
 
 
 class Watch(Protocol):
-    """Tells another thread or process which rows a lane is working on: a `Watched`, or a worker process's state."""
+    """Tells another thread or process which rows are being made: a `Watched`, or a worker process's state."""
 
     rows: Sequence[Row]
     """The rows being processed now; set by the lane."""
@@ -244,66 +214,50 @@ Done = Callable[[Row, Exception | None, Counters], None]
 """Called with each row once it is made or has failed, its error or None, and its cost."""
 
 
-class Lane(Protocol):
-    """Makes clips, for one decode thread at a time: a `ClipWorker`, or a worker process that runs one."""
-
-    least: int
-    """Fewest rows per call of `make`, if so many are queued, even if none then remain for other lanes."""
-    at_once: int
-    """Preferred number of rows per call of `make`."""
-
-    def make(self, rows: Sequence[Row], watch: Watch, done: Done) -> None:
-        """Make rows, in any order, and call `done` for each; once `watch.is_over`, the rest may be left undone."""
-        ...
-
-    def close(self) -> None:
-        """Release all resources."""
-        ...
-
-
 class Lanes:
-    """A pool of lanes of one back-end, kept open between iterations."""
+    """A pool of lanes of one back-end, kept open between iterations. A lane is a `ClipWorker`, or a worker process."""
 
-    def __init__(self, open_lane: Callable[[], Lane]) -> None:
+    def __init__(self, open_lane: Callable[[], Any]) -> None:
         self._open = open_lane
-        self._idle: list[Lane] = []
-        self._lock = threading.Lock()
+        self._idle: list[Any] = []  # appending and popping are atomic
 
-    def take(self) -> Lane:
+    def take(self) -> Any:
         """Return a lane for exclusive use by the calling thread."""
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return self._open()
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._open()
 
-    def put_back(self, lane: Lane) -> None:
+    def put_back(self, lane: Any) -> None:
         """Return a lane to the pool."""
-        with self._lock:
-            self._idle.append(lane)
+        self._idle.append(lane)
 
     def close(self) -> None:
         """Close the idle lanes."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for lane in idle:
-            lane.close()
+        while self._idle:
+            self._idle.pop().close()
 
 
 class ClipWorker:
-    """A `Lane` in this process: a decoder and the memory that packets are read into. For one thread at a time."""
+    """Makes clips by a decoder in this process, with memory that packets are read into. For one thread at a time."""
 
     at_once: int = FETCH_CLIPS
+    """Preferred number of rows per call of `make`."""
 
     def __init__(self, decoder: Decoder, max_clips: int | None = None) -> None:
         self._decoder, self._most = decoder, max_clips or decoder.max_clips
         is_on_host = Rgb in decoder.outputs
+        # Fewest rows per call of `make`, if so many are queued, even if none then remain for other lanes.
         self.least = 1 if is_on_host else self._most
         self._pixels: float = _CACHED if is_on_host else math.inf
         self._scratches: list[PacketBuffer] = []
         self._buffers = [DecodeBuffer() for _ in range(self._most)]
 
     def make(self, rows: Sequence[Row], watch: Watch, done: Done) -> None:
-        """See `Lane`. All clips are fetched before the first is decoded, see `FETCH_CLIPS`."""
+        """Make rows, in any order, and call `done` for each; once `watch.is_over`, the rest may be left undone.
+
+        All clips are fetched before the first is decoded, see `FETCH_CLIPS`.
+        """
         # With max_clips=1, as in a worker process, clips are read one by one, so that `watch` names the one being read.
         at_once = 1 if self._most == 1 else len(rows)
         self._scratches += [PacketBuffer() for _ in range(len(rows) // at_once - len(self._scratches))]
@@ -364,20 +318,22 @@ class ClipWorker:
                 self._buffers[number].finish(staged[number])
                 counters.finish_seconds = time.perf_counter() - begun
             if error is None and row.row in row.target.sounds:
-                error, seconds = _sounded(row.target.sounds[row.row])
-                counters.audio_seconds += seconds
-                counters.decode_seconds += seconds
+                error = _sounded(row.target.sounds[row.row], counters)
             counters.clips = int(error is None)
             counters.decode_seconds += share
             done(row, error, counters)
 
 
-def _sounded(sounds: Sequence[SoundTask]) -> tuple[Exception | None, float]:
-    """Decode sounds; return the error of the first that fails, or None, and the seconds it took."""
+def _sounded(sounds: Sequence[SoundTask], counters: Counters) -> Exception | None:
+    """Decode sounds; return the error of the first that fails. Adds the seconds that it took to `counters`."""
+    error: Exception | None = None
     begun = time.perf_counter()
     try:
         for sound in sounds:
             sound.decode()
-    except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
-        return error, time.perf_counter() - begun
-    return None, time.perf_counter() - begun
+    except Exception as problem:  # noqa: BLE001 - belongs to this clip; the consumer handles it
+        error = problem
+    spent = time.perf_counter() - begun
+    counters.audio_seconds += spent
+    counters.decode_seconds += spent
+    return error

@@ -30,8 +30,8 @@ from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.canvas import Canvas
 from fastvid.load.clips.plan import Plan
 from fastvid.load.stats import Counters
-from fastvid.load.workers.clip_worker import Lane, Lanes, Row, Watched, are_near, fetch_rows
-from fastvid.load.workers.lanes import Decoders
+from fastvid.load.workers.clip_worker import Lanes, Row, Watched, are_near, fetch_rows
+from fastvid.load.workers.lanes import Decoders, Lane
 
 _log = logging.getLogger(__name__)
 
@@ -49,12 +49,7 @@ class BatchPipeline:
     """
 
     def __init__(
-        self,
-        epochs: Iterator[Iterator[Plan]],
-        decoders: Decoders,
-        *,
-        prefetch: int,
-        num_fetchers: int = 0,
+        self, epochs: Iterator[Iterator[Plan]], decoders: Decoders, *, prefetch: int, num_fetchers: int = 0
     ) -> None:
         self._decoders, self._stream, self._prefetch = decoders, decoders.memory.stream, prefetch
         self._lanes = decoders.lanes
@@ -255,7 +250,7 @@ class BatchPipeline:
             return None
 
     def _decode(self, lanes: Lanes, watch: Watched) -> None:
-        lane = lanes.take()
+        lane: Lane = lanes.take()
         while tasks := self._take(watch, lane):
             left = {task.number: task for task in tasks}
             lane.make(tasks, watch, partial(self._done, left))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Final
 
@@ -31,21 +32,26 @@ from fastvid.load.batch.canvas import (
     RgbSink,
 )
 from fastvid.load.batch.spec import Spec, VideoSpec
+from fastvid.load.device import LoaderStream
 from fastvid.load.memory import BufferPool, SharedBufferPool
 from fastvid.load.options import Workers
 from fastvid.load.order.mixture import parts_of
-from fastvid.load.workers.clip_worker import ClipWorker, Lane, Lanes
+from fastvid.load.workers.clip_worker import ClipWorker, Lanes
 from fastvid.load.workers.processes import ProcessLane
+from fastvid.runtime.processes import available_cores
 
 _log = logging.getLogger(__name__)
+
+Lane = ClipWorker | ProcessLane
+"""Makes clips, for one decode thread at a time."""
 
 _ON_DEVICE: Final = frozenset({DevicePlanes, DeviceRgb})
 
 _DEFAULT: Final = "pyav"
 """Decodes every codec on every machine."""
 
-_AUTO: Final = dict.fromkeys([("cuda", codec) for codec in (Codec.H264, Codec.HEVC, Codec.VP9, Codec.AV1)], "nvdec")
-"""The back-end of ``decoder="auto"`` by device of the batches and codec; everything else is decoded by the default."""
+_NVDEC: Final = frozenset({Codec.H264, Codec.HEVC, Codec.VP9, Codec.AV1})
+"""Codecs that ``decoder="auto"`` decodes by "nvdec" for batches on a GPU."""
 
 
 def choose_backends(decoder: str | Backend, spec: Spec, device: torch.device) -> tuple[Backend, ...]:
@@ -68,32 +74,28 @@ def choose_backends(decoder: str | Backend, spec: Spec, device: torch.device) ->
 def _automatic(spec: Spec, device: torch.device) -> str:
     rules = spec.rules
     # Views are cut out of planes on the host, and depth and flow are decoded there.
-    if device.type == "cpu" or rules.views or rules.depth or FLOW in rules.streams:
+    if device.type != "cuda" or rules.views or rules.depth or FLOW in rules.streams:
         return _DEFAULT
     try:
         firsts = [part.shard(0) for part in parts_of(spec.dataset)]
         codecs = {shard.info(0, stream).codec for shard in firsts for stream in rules.streams}
     except FastvidError:  # the shard cannot be read: the error is raised when its clips are read
         return _DEFAULT
-    names = {_AUTO.get((device.type, codec), _DEFAULT) for codec in codecs}
-    name = names.pop() if len(names) == 1 else _DEFAULT
-    reason = None if name == _DEFAULT else backend(name).why_unavailable(device.index)
+    if not codecs <= _NVDEC:
+        return _DEFAULT
+    reason = backend("nvdec").why_unavailable(device.index)
     if reason is not None:
-        _log.info("decoder %s instead of %s: %s", _DEFAULT, name, reason)
-    return name if reason is None else _DEFAULT
+        _log.info("decoder %s instead of nvdec: %s", _DEFAULT, reason)
+    return "nvdec" if reason is None else _DEFAULT
 
 
 def merge(chosen: Sequence[Backend]) -> Backend:
     """Combine back-ends into one that supports the codecs common to all; it is used only as a description."""
     if len(chosen) == 1:
         return chosen[0]
-    return Backend(
-        name="+".join(one.name for one in chosen),
-        target="",
-        device=chosen[-1].device,
-        codecs=frozenset.intersection(*(one.codecs for one in chosen)),
-        install=" ".join(one.install for one in chosen),
-    )
+    name, install = "+".join(one.name for one in chosen), " ".join(one.install for one in chosen)
+    codecs = frozenset.intersection(*(one.codecs for one in chosen))
+    return Backend(name, "", chosen[-1].device, codecs, install)
 
 
 def on_device(one: Backend) -> bool:
@@ -108,17 +110,13 @@ class Decoders:
     """
 
     def __init__(
-        self,
-        spec: Spec,
-        video: VideoSpec,
-        chosen: Sequence[Backend],
-        workers: Workers,
-        num_threads: int,
-        together: bool,
+        self, spec: Spec, stream: LoaderStream, chosen: Sequence[Backend], workers: Workers, together: bool
     ) -> None:
-        self._spec, self._video, self._workers, self._num_threads = spec, video, workers, num_threads
+        self._spec, self._workers = spec, workers
+        self._video = video = VideoSpec.of(spec, stream)
+        num_threads = workers.num_threads or available_cores()
         self.backend, self.assembler = merge(chosen), Assembler(spec, video)
-        device, name = video.stream.device, self.backend.name
+        device, name = stream.device, self.backend.name
         outputs = frozenset.intersection(*(frozenset(one.load().outputs) for one in chosen))
         if spec.rules.depth and Levels not in outputs:
             raise UsageError(f"decoder {name!r} does not decode depth", hint="use 'pyav'")
@@ -133,26 +131,21 @@ class Decoders:
         self._shared = SharedBufferPool(workers.prefetch + 1) if workers.kind == "process" else None
         pool = self._shared or BufferPool(workers.prefetch + 1)  # for the parts of a batch other than its video
         sinks = [self._sinks(stream, chosen) for stream in spec.rules.streams]
-        self.memory = CanvasMemory(sinks, video.stream, pool, num_threads)
+        self.memory = CanvasMemory(sinks, stream, pool, BufferPool(num_threads))
         self.join = together and Planes in outputs
-        pools = {one.name: Lanes(partial(self._open_lane, one)) for one in chosen}
-        self.lanes = [pools[name] for name in self._split(chosen)]
+        on_cpu = sum(not on_device(one) for one in chosen)
+        self.lanes: list[Lanes] = []  # of each decode thread
+        for one in chosen:
+            if on_device(one):
+                lanes = workers.device_lanes or one.lanes(num_threads, device.index)
+            else:
+                lanes = max(1, num_threads // on_cpu)
+            self.lanes += [Lanes(partial(self._open_lane, one))] * lanes
 
     def close(self) -> None:
         """Close the decoders."""
         for lanes in self.lanes:
             lanes.close()
-
-    def _split(self, chosen: Sequence[Backend]) -> list[str]:
-        """Return the name of the back-end of each decode thread."""
-        device, names = self._video.stream.device, list[str]()
-        on_cpu = sum(not on_device(one) for one in chosen)
-        for one in chosen:
-            lanes = max(1, self._num_threads // on_cpu) if on_cpu else 0
-            if on_device(one):
-                lanes = self._workers.device_lanes or one.lanes(self._num_threads, device.index)
-            names += [one.name] * lanes
-        return names
 
     def _open_lane(self, one: Backend) -> Lane:
         """Open a lane with its own decoder, in the thread that uses it."""
@@ -164,7 +157,7 @@ class Decoders:
         return ClipWorker(decoder)
 
     def _sinks(self, stream: str, chosen: Sequence[Backend]) -> list[OpenSink]:
-        rules, video = self._spec.rules, self._video
+        rules, video = self._spec.rules, replace(self._video, collate="stack")  # of measurements
         if stream in rules.depth:
             distances = torch.from_numpy(rules.depth[stream].millimetres())
             return [partial(DepthSink, video, table=cache(partial(distances.to, video.stream.device)))]

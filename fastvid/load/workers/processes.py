@@ -73,7 +73,7 @@ _HINT: Final = "exclude the clip with where=, or use on_error=Skip() to mask and
 
 
 class ProcessLane:
-    """A `Lane` whose clips are made by a worker process, started on first use; used by one thread at a time."""
+    """Makes clips as `ClipWorker` does, but in a worker process, started on first use. For one thread at a time."""
 
     least: int = 1
     at_once: int = PROCESS_CLIPS
@@ -86,7 +86,7 @@ class ProcessLane:
         self._end = weakref.finalize(self, _end, self._alive)
 
     def make(self, rows: Sequence[Row], watch: Watch, done: Done) -> None:
-        """See `fastvid.load.workers.clip_worker.Lane`.
+        """See `ClipWorker`.
 
         A clip whose worker hangs, sends a malformed answer or dies twice fails with a WorkerError.
         """
@@ -234,10 +234,9 @@ class _WorkerProcess:
         """Return the message for one row; may first send the folder and layout that it refers to by number."""
         shard, row, stream, key, _ = spot.place
         layout = -1 if spot.layout is None else self._number(spot.layout)
-        if spot.packets is not None:
-            return RowOrder(spot.offset, layout, spot.request, spot.sounds, spot.packets)
-        place = self._number(shard.folder), shard.stem, shard.tar_sha256, row, stream, key
-        return RowOrder(spot.offset, layout, spot.request, spot.sounds, None, *place)
+        where = (shard.stem, shard.tar_sha256, row, stream, key)
+        place = (self._number(shard.folder), *where) if spot.packets is None else ()
+        return RowOrder(spot.offset, layout, spot.request, spot.sounds, spot.packets, *place)
 
     def task(self, count: int) -> int:
         """Return the index of the row being processed; clamped below `count`, as the worker may write any number."""

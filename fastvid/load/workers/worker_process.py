@@ -78,7 +78,8 @@ class Answer(NamedTuple):
         """Return the answer as one message of plain data, see `fastvid.runtime.processes`."""
         made = []
         for number, error in self.made:
-            trace = "" if error is None or isinstance(error, FastvidError) else _trace(error)
+            is_bug = error is not None and not isinstance(error, FastvidError)
+            trace = "".join(traceback.format_exception(error)) if is_bug else ""
             made.append((number, error and error_to_json(error), trace))
         return pack({"made": made, "costs": self.costs.sums()})
 
@@ -183,10 +184,6 @@ class WorkerState:
         window, packets, is_read = rest
         data = self._memory[offset:][: 4 * channels * samples].view(np.float32).reshape(channels, samples)
         return SoundTask(window, data, self._memory[mask:][:samples].view(np.bool_), packets, is_read)
-
-
-def _trace(error: Exception) -> str:
-    return "".join(traceback.format_exception(error))
 
 
 def main() -> None:

@@ -38,14 +38,8 @@ def unchanged(clip):
     return clip
 
 
-EVERY = [
-    ColorJitter(0.4, 0.4, 0.4, 0.2, p=0.8),
-    noise,
-    RandAugment(2, 15),
-    GaussianBlur(3),
-    Erasing(0.5),
-    Grayscale(0.2),
-]
+BUILT_IN = [ColorJitter(0.4, 0.4, 0.4, 0.2, p=0.7), RandAugment(2, 15), GaussianBlur(3), Erasing(0.5), Grayscale(0.2)]
+EVERY = [noise, *BUILT_IN]
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +55,7 @@ def epoch(folder, world, **options):
     standard = {"frames": Segments(4), "spatial": CenterCrop(40), "global_batch_size": 8, "last": "mask"}
     standard |= {"num_threads": 1, "after": EVERY, "world_size": world}
     ranks = [clip_loader(Dataset(str(folder)), rank=rank, **standard | options) for rank in range(world)]
-    batches = [[row for batch in step for row in rows(batch)] for step in zip(*ranks, strict=True)]
-    for rank in ranks:
-        rank.close()
-    return batches
+    return [[row for batch in step for row in rows(batch)] for step in zip(*ranks, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -165,9 +156,8 @@ SHAPES = [(3, 8, 6), (1, 4, 10), (0, 0, 0), (5, 8, 10)]
 
 
 def stage(collate, *after, **output):
-    spec = VideoSpec(
-        None, output.get("layout", "BCTHW"), Pixels(**output), LoaderStream(torch.device("cpu")), collate=collate
-    )
+    stream = LoaderStream(torch.device("cpu"))
+    spec = VideoSpec(None, output.get("layout", "BCTHW"), Pixels(**output), stream, collate=collate)
     return TransformStage(TransformChain.of(after, ("rgb",)), spec)
 
 
@@ -231,9 +221,8 @@ def test_clips_of_different_lengths_have_the_same_bits_for_any_world(collate):
         found = {}
         for rank in range(world):
             for batch in make(FakeDataset(21), rank=rank, world_size=world, **options):
-                for position, video, frames in zip(
-                    batch.position.tolist(), batch.video, batch.frame_index, strict=True
-                ):
+                columns = batch.position.tolist(), batch.video, batch.frame_index
+                for position, video, frames in zip(*columns, strict=True):
                     count = int((frames >= 0).sum())
                     assert not video[:, count:].any()
                     found[position] = video[:, :count].numpy().tobytes()
@@ -248,9 +237,8 @@ def test_clips_of_different_lengths_have_the_same_bits_for_any_world(collate):
 @pytest.mark.parametrize("collate", ["list", "pad"])
 def test_clips_of_one_shape_are_the_same_in_any_collation(collate):
     options = {"after": [ColorJitter(0.4, hue=0.1), noise, Erasing()], "dtype": torch.float32, "last": "mask"}
-    for one, other in zip(
-        make(FakeDataset(21), **options), make(FakeDataset(21), collate=collate, **options), strict=True
-    ):
+    stacked, collated = make(FakeDataset(21), **options), make(FakeDataset(21), collate=collate, **options)
+    for one, other in zip(stacked, collated, strict=True):
         for row, valid in enumerate(one.valid.tolist()):
             assert torch.equal(one.video[row], other.video[row]) if valid else not other.video[row].any()
 
@@ -260,9 +248,6 @@ def cuda(monkeypatch):
     cuda = fake_cuda.install(monkeypatch)
     monkeypatch.setattr(pixels, "_fused", lambda *_: None)  # a kernel needs a real device
     return cuda
-
-
-BUILT_IN = [ColorJitter(0.4, 0.4, 0.4, 0.2, p=0.7), RandAugment(2, 15), GaussianBlur(3), Erasing(0.5), Grayscale(0.2)]
 
 
 @pytest.mark.parametrize("decoder", ["RgbDecoder", "PlanesDecoder"])

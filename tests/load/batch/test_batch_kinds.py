@@ -108,30 +108,19 @@ def films(tmp_path_factory):
 
 
 def test_worker_processes_deliver_the_same_as_threads_in_any_world(films):
-    chosen = {
-        "frames": {"one": Segments(4), "two": Dense(4, 3)},
-        "spatial": {"one": RandomCrop(48), "two": fastvid.RandomResizedCrop(48)},
-        "text": Text("captions", drop=0.2),
-        "labels": MultiHot("tags"),
-        "decoder": "pyav",
-        "global_batch_size": 6,
-        "seed": 5,
-        "clips_per_video": 2,
-        "resize": "fast",
-    }
+    chosen = {"frames": {"one": Segments(4), "two": Dense(4, 3)}, "text": Text("captions", drop=0.2)}
+    chosen |= {"spatial": {"one": RandomCrop(48), "two": fastvid.RandomResizedCrop(48)}, "labels": MultiHot("tags")}
+    chosen |= {"decoder": "pyav", "global_batch_size": 6, "seed": 5, "clips_per_video": 2, "resize": "fast"}
     expected = [row for batch in make(films, **chosen) for row in entries(batch)]
     assert len(expected) == 24
     assert len({row["video"] for row in expected}) == len(expected)
     loader = make(films, workers="process", **chosen)
     first = entries(next(iter(loader)))
     state = loader.state_dict()
-    loader.close()
     ranks = [make(films, workers="process", rank=rank, world_size=3, **chosen) for rank in range(3)]
     for rank in ranks:
         rank.load_state_dict(state)
     rest = [row for batches in zip(*ranks, strict=True) for batch in batches for row in entries(batch)]
-    for rank in ranks:
-        rank.close()
     assert first + rest == expected
     exact = make(films, **{**chosen, "resize": "exact"})
     assert [row["video"] for batch in exact for row in entries(batch)] != [row["video"] for row in expected]
@@ -235,9 +224,17 @@ def test_dictionary_columns_are_text():
         (lambda d: make(d, labels=MultiHot("numbers", ["a"] * 1)), r"(?s)contains 1, which is none of the 1.*key1"),
         (lambda d: MultiHot("tags", ["a", "a"]), "each once"),
         (lambda d: MultiHot("tags", []), "give the names of all classes"),
+        (lambda d: Mixture({"x": d, "y": Mixture([d])}), "'y' is a mixture itself\n.*products of the weights"),
+        (lambda d: Mixture({"": d}), "'' is not the name of a dataset"),
+        (lambda d: Mixture({"x": d, "y": d}, weights={"x": 1}), "weights has no entry for y\n.*each of x, y"),
+        (lambda d: Mixture({"x": d}, weights={"x": 1, "z": 1}), "weights has an entry for z"),
+        (lambda d: make(Mixture({"x": d, "y": d}), frames={"x": Segments(2)}), "frames has no entry for y"),
+        (lambda d: make(Mixture({"x": d}), spatial={"z": CenterCrop(16)}), "spatial has no entry for x and an entry"),
+        (lambda d: make(d, frames={"x": Segments(2)}), "frames is a mapping, but the dataset is not a mixture"),
+        (lambda d: make(d, spatial={"x": CenterCrop(16)}), "spatial is a mapping, but the dataset is not a mixture"),
     ],
 )
-def test_invalid_texts_and_labels_are_refused(call, message):
+def test_invalid_texts_labels_and_mixtures_are_refused(call, message):
     with pytest.raises(UsageError, match=message):
         call(dataset(10))
 
@@ -299,15 +296,10 @@ def test_a_dataset_without_labels_can_be_mixed_with_labelled_ones():
 
 
 def test_columns_that_a_dataset_of_a_mixture_lacks_are_none():
-    parts = {
-        "one": FakeDataset(3, extra={"caption": ["x", "y", "z"]}),
-        "two": FakeDataset(2),
-        "none": FakeDataset(1, extra={"caption": [None]}),
-    }
-    loader = make(
-        Mixture(parts), shuffle=False, last="keep", fields=("caption", "note"), text=Text("caption", empty="-")
-    )
-    (batch,) = loader
+    parts = {"one": FakeDataset(3, extra={"caption": ["x", "y", "z"]}), "two": FakeDataset(2)}
+    parts["none"] = FakeDataset(1, extra={"caption": [None]})
+    options = {"fields": ("caption", "note"), "text": Text("caption", empty="-")}
+    (batch,) = make(Mixture(parts), shuffle=False, last="keep", **options)
     assert batch.fields["caption"] == ("x", "y", "z", None, None, None)
     assert batch.fields["note"] == ("note-0", "note-1", "note-2", "note-0", "note-1", "note-0")
     assert batch.text == ("x", "y", "z", "-", "-", "-")
@@ -316,24 +308,6 @@ def test_columns_that_a_dataset_of_a_mixture_lacks_are_none():
     parts["two"].extra["caption"] = [1, 2]
     with pytest.raises(UsageError, match="different types in the datasets: string, int64"):
         make(Mixture(parts), fields=("caption",), last="keep")
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda a: Mixture({"x": a, "y": Mixture([a])}), "'y' is a mixture itself\n.*products of the weights"),
-        (lambda a: Mixture({"": a}), "'' is not the name of a dataset"),
-        (lambda a: Mixture({"x": a, "y": a}, weights={"x": 1}), "weights has no entry for y\n.*each of x, y"),
-        (lambda a: Mixture({"x": a}, weights={"x": 1, "z": 1}), "weights has an entry for z"),
-        (lambda a: make(Mixture({"x": a, "y": a}), frames={"x": Segments(2)}), "frames has no entry for y"),
-        (lambda a: make(Mixture({"x": a}), spatial={"z": CenterCrop(16)}), "spatial has no entry for x and an entry"),
-        (lambda a: make(a, frames={"x": Segments(2)}), "frames is a mapping, but the dataset is not a mixture"),
-        (lambda a: make(a, spatial={"x": CenterCrop(16)}), "spatial is a mapping, but the dataset is not a mixture"),
-    ],
-)
-def test_invalid_mixtures_are_refused(call, message):
-    with pytest.raises(UsageError, match=message):
-        call(FakeDataset(20))
 
 
 def test_clips_of_each_dataset_follow_its_rules_and_are_part_of_the_state():

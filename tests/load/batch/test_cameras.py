@@ -29,13 +29,8 @@ def url(tmp_path_factory):
 
 
 def make(url, **options):
-    standard = {
-        "frames": DELTAS,
-        "spatial": fastvid.Native(),
-        "global_batch_size": 6,
-        "output": OUTPUT,
-        "decoder": "pyav",
-    }
+    standard = {"frames": DELTAS, "spatial": fastvid.Native(), "global_batch_size": 6}
+    standard |= {"output": OUTPUT, "decoder": "pyav"}
     return fastvid.ClipLoader(fastvid.EveryFrame(fastvid.open(url)), **standard | options)
 
 

@@ -46,16 +46,13 @@ def folder(tmp_path_factory):
 
 
 def batches(folder, **options):
-    standard = {
-        "frames": Segments(3),
-        "spatial": RandomCrop(48),
-        "global_batch_size": 3,
-        "streams": ("rgb", "flow"),
-        "num_threads": 2,
-        "rank": 0,
-        "world_size": 1,
-    }
-    return list(clip_loader(Dataset(str(folder / "data")), **standard | options))
+    return list(flow_loader(folder / "data", **options))
+
+
+def flow_loader(url, **options):
+    standard = {"frames": Segments(3), "spatial": RandomCrop(48), "global_batch_size": 3}
+    standard |= {"streams": ("rgb", "flow"), "num_threads": 2}
+    return clip_loader(Dataset(str(url)), **standard | options)
 
 
 def middle(flow):
@@ -82,10 +79,6 @@ def test_flipping_a_clip_flips_its_flow(folder):
     assert torch.equal(mirrored.flow[:, 0], -plain.flow[:, 0].flip(-1))
     assert torch.equal(mirrored.flow[:, 1], plain.flow[:, 1].flip(-1))
     assert mirrored.flow[:, 0].abs().max() > 1
-    # Flipping twice gives the original.
-    again = mirrored.flow.flip(-1)
-    again[:, 0].neg_()
-    assert torch.equal(again, plain.flow)
 
 
 def test_resizing_a_clip_scales_its_flow(folder):
@@ -109,15 +102,9 @@ def test_a_stream_is_the_same_alone_and_with_the_other(folder, layout):
     assert torch.equal(both.frame_index, motion.frame_index)
     assert both.key == pictures.key == motion.key
     assert both.flow.shape == ((3, 4, 3, 32, 32) if layout == "BCTHW" else (3, 3, 4, 32, 32))
-
-
-@pytest.mark.parametrize("layout", ["BCTHW", "BTCHW"])
-def test_channels_last_flow_has_the_same_values(folder, layout):
-    (plain,) = batches(folder, flow_stack=2, layout=layout)
-    (batch,) = batches(folder, flow_stack=2, layout=layout, channels_last=True)
-    assert channels_are_neighbours(batch.flow, layout)
-    assert not channels_are_neighbours(plain.flow, layout)
-    assert torch.equal(batch.flow, plain.flow)
+    (turned,) = batches(folder, **options, channels_last=True)
+    assert [channels_are_neighbours(batch.flow, layout) for batch in (turned, both)] == [True, False]
+    assert torch.equal(turned.flow, both.flow)
 
 
 @pytest.mark.parametrize("streams", ["flow", ("rgb", "flow")])
@@ -169,14 +156,11 @@ def test_stacks_are_consecutive_and_stay_inside_the_video(frames, stack):
 
 
 def test_a_state_of_other_streams_is_refused(folder):
-    dataset = Dataset(str(folder / "data"))
-    common = {"frames": Segments(2), "spatial": RandomCrop(48), "global_batch_size": 1, "rank": 0, "world_size": 1}
-    both = clip_loader(dataset, **common, streams=("rgb", "flow"), flow_stack=2)
-    state = both.state_dict()
-    clip_loader(dataset, **common, streams=("rgb", "flow"), flow_stack=2).load_state_dict(state)
-    for other in ({"streams": "rgb"}, {"streams": ("rgb", "flow"), "flow_stack": 3}):
+    state = flow_loader(folder / "data", flow_stack=2).state_dict()
+    flow_loader(folder / "data", flow_stack=2).load_state_dict(state)
+    for other in ({"streams": "rgb"}, {"flow_stack": 3}):
         with pytest.raises(StateError, match="another streams"):
-            clip_loader(dataset, **common, **other).load_state_dict(state)
+            flow_loader(folder / "data", **other).load_state_dict(state)
 
 
 def test_a_clip_with_one_damaged_stream_is_skipped_and_counted_once(folder, tmp_path):
@@ -189,17 +173,7 @@ def test_a_clip_with_one_damaged_stream_is_skipped_and_counted_once(folder, tmp_
     for record in shard.table(1, "flow").records:
         data[start + int(record["offset"]) + 5] ^= 1
     tar.write_bytes(data)
-    loader = clip_loader(
-        Dataset(str(tmp_path / "data")),
-        frames=Segments(2),
-        spatial=RandomCrop(48),
-        global_batch_size=3,
-        streams=("rgb", "flow"),
-        shuffle=False,
-        on_error="skip",
-        rank=0,
-        world_size=1,
-    )
+    loader = flow_loader(tmp_path / "data", shuffle=False, on_error="skip")
     (batch,) = loader
     assert batch.valid.tolist() == [True, False, True]
     # The stream that was decoded is zero, too.
@@ -213,12 +187,11 @@ def test_a_clip_with_one_damaged_stream_is_skipped_and_counted_once(folder, tmp_
 def test_invalid_stream_arguments_are_refused(folder, tmp_path):
     clip = datasets.make_clip(tmp_path / "clip.mp4", frames=4)
     datasets.pack(tmp_path / "plain", [[("clip", clip, 0)]])
-    common = {"frames": Segments(2), "spatial": RandomCrop(48), "global_batch_size": 1, "rank": 0, "world_size": 1}
     with pytest.raises(UsageError, match=r"the dataset has rgb[\s\S]*--streams rgb,flow"):
-        clip_loader(Dataset(str(tmp_path / "plain")), **common, streams=("rgb", "flow"))
+        flow_loader(tmp_path / "plain")
     for wrong in ({"streams": ()}, {"streams": ("flow", "flow")}, {"streams": "flow", "flow_stack": 0}):
         with pytest.raises(UsageError, match=r"streams are|flow_stack is"):
-            clip_loader(Dataset(str(folder / "data")), **common, **wrong)
+            flow_loader(folder / "data", **wrong)
 
 
 @pytest.mark.parametrize("views", [None, Views(2)], ids=["one", "views"])

@@ -52,14 +52,8 @@ def store(tmp_path_factory):
 
 def make(url, items=True, **options):
     dataset = fastvid.open(url)
-    standard = {
-        "spatial": fastvid.Resize(32),
-        "global_batch_size": 6,
-        "output": OUTPUT,
-        "decoder": "pyav",
-        "last": "mask",
-    }
-    standard |= {"frames": fastvid.Deltas([0.0]) if items else fastvid.Segments(3)}
+    standard = {"spatial": fastvid.Resize(32), "global_batch_size": 6, "output": OUTPUT, "decoder": "pyav"}
+    standard |= {"last": "mask", "frames": fastvid.Deltas([0.0]) if items else fastvid.Segments(3)}
     return fastvid.ClipLoader(fastvid.EveryFrame(dataset) if items else dataset, **standard | options)
 
 
@@ -119,13 +113,8 @@ def test_what_is_known_of_signals(store):
 
 def test_selected_samples_have_their_own_signals(store):
     chosen = fastvid.EveryFrame(fastvid.open(store.url).select([4, 1]))
-    loader = fastvid.ClipLoader(
-        chosen,
-        frames=fastvid.Deltas([0.0]),
-        spatial=fastvid.Resize(32),
-        global_batch_size=3,
-        signals={"reward": fastvid.Deltas([0.0])},
-    )
+    options = {"frames": fastvid.Deltas([0.0]), "signals": {"reward": fastvid.Deltas([0.0])}}
+    loader = fastvid.ClipLoader(chosen, spatial=fastvid.Resize(32), global_batch_size=3, **options)
     for batch in loader:
         frame = torch.tensor(chosen.place(batch.sample)[1])
         assert torch.equal(batch["reward"][:, 0], 100 * torch.tensor([int(key[-1]) for key in batch.key]) + frame)
@@ -151,14 +140,9 @@ def test_damage_and_wrong_uses_are_told(store, tmp_path):
         make(store.url, items=False, audio=fastvid.Audio(16_000))
     with pytest.raises(UsageError, match="no items to count from"):
         make(store.url, items=False, signals={"action": fastvid.Deltas([0.0])})
+    options = {"frames": fastvid.Segments(2), "spatial": fastvid.Resize(32), "global_batch_size": 2}
     with pytest.raises(UsageError, match="signals and EveryFrame cannot be used with a mixture"):
-        fastvid.ClipLoader(
-            fastvid.Mixture([fastvid.open(store.url)]),
-            frames=fastvid.Segments(2),
-            spatial=fastvid.Resize(32),
-            global_batch_size=2,
-            signals=["reward"],
-        )
+        fastvid.ClipLoader(fastvid.Mixture([fastvid.open(store.url)]), signals=["reward"], **options)
     with pytest.raises(FormatError, match="signal 'a' has 1 nulls"):
         write_signals(LocalStorage(tmp_path), "x", pa.table({"a": pa.array([1.0, None])}))
     with pytest.raises(FormatError, match="signal 'a' has type string"):

@@ -68,18 +68,10 @@ def test_the_whole_video_is_sampled_at_the_rate_within_the_bounds(num_frames, ra
 
 def test_two_frames_a_second_of_ten_seconds():
     assert AtFps(2).draw(video(250, 25.0), ANY).tolist() == [math.floor(12.5 * k) for k in range(20)]
-    assert AtFps(2).draw(video(300, 30_000 / 1001), ANY).tolist()[:4] == [0, 14, 29, 44]
-    assert AtFps(2, max_frames=5).draw(video(251, 25.0), ANY).tolist() == [0, 63, 125, 188, 250]
-    assert AtFps(2, min_frames=4).draw(video(25, 25.0), ANY).tolist() == [0, 8, 16, 24]
-    assert AtFps(2, min_frames=4).draw(video(2, 25.0), ANY).tolist() == [0, 0, 1, 1]
-    assert len(AtFps(2, multiple=4).draw(video(260, 25.0), ANY)) == 20  # of 21
-    assert AtFps(50).draw(video(3, 25.0), ANY).tolist() == [0, 1, 2]
-    # A bucket takes the middle of the video at the same rate.
+    # A bucket takes the middle of the video at the same rate, or spreads its frames over a shorter one.
     assert AtFps(10).of_length(3).draw(video(100, 30.0), ANY).tolist() == [45, 48, 51]
-    assert (
-        AtFps(10, min_frames=6).of_length(6).draw(video(12, 30.0), ANY).tolist()
-        == Uniform(6).draw(video(12), ANY).tolist()
-    )
+    short = AtFps(10, min_frames=6).of_length(6).draw(video(12, 30.0), ANY)
+    assert short.tolist() == Uniform(6).draw(video(12), ANY).tolist()
 
 
 @given(LENGTHS, RATES, st.sampled_from([1, 2, 4, 7, 8, 16]), WANTED, st.booleans(), DRAWS)
@@ -117,10 +109,6 @@ def test_whole_numbers_that_float64_rounds_down_count_as_whole():
     assert len(AtFps(1.1).draw(video(50, 5.0), ANY)) == 11
     assert AtFps(1.1).draw(video(60, 5.0), ANY)[11] == 50
     assert Window(num_frames=12, fps=1.1).draw(video(51, 5.0), ANY).tolist()[-1] == 50
-
-
-def test_a_window_longer_than_the_video_repeats_its_last_frame():
-    assert Window(num_frames=5, fps=10).draw(video(6, 20.0), ANY).tolist() == [0, 2, 4, 5, 5]
 
 
 def test_two_of_three_settings_determine_a_window():
@@ -196,9 +184,6 @@ def test_equal_settings_have_equal_fingerprints():
 def test_arguments_out_of_range_are_refused(create):
     with pytest.raises(UsageError, match="expected"):
         create()
-
-
-def test_bounds_that_allow_no_multiple_are_refused():
     with pytest.raises(UsageError, match="at least 4 and at most 0") as caught:
         AtFps(2, max_frames=3, multiple=4)
     assert "raise max_frames" in caught.value.hint

@@ -14,24 +14,21 @@ from fastvid.load.order.draws import Draws
 from tests.datasets import make_clip, pack
 from tests.load.fakes import HEIGHT, WIDTH, FakeDataset, fake, picture
 from tests.load.loaders import clip_loader
-from tests.load.tools import FixedCrop, FixedFrames, make, rows, video
+from tests.load.tools import FixedCrop, FixedFrames, make, rows, video, views_of
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("views")
-    sizes = {"wide": "112x64", "tall": "64x112", "short": "96x64"}
-    clips = {
-        key: make_clip(path / f"{key}.mp4", size=size, frames=9 if key == "short" else 40)
-        for key, size in sizes.items()
-    }
-    pack(path / "set", [[(key, data, n) for n, (key, data) in enumerate(clips.items())]], classes=("a", "b", "c"))
+    sizes = {"wide": ("112x64", 40), "tall": ("64x112", 40), "short": ("96x64", 9)}
+    clips = [(key, make_clip(path / f"{key}.mp4", size=size, frames=count)) for key, (size, count) in sizes.items()]
+    pack(path / "set", [[(*clip, n) for n, clip in enumerate(clips)]], classes=("a", "b", "c"))
     return path / "set"
 
 
 def load(folder, **options):
     standard = {"global_batch_size": 3, "shuffle": False, "last": "keep", "num_threads": 2, "dtype": torch.uint8}
-    loader = clip_loader(Dataset(str(folder)), rank=0, world_size=1, **standard | options)
+    loader = clip_loader(Dataset(str(folder)), **standard | options)
     return loader, list(loader)
 
 
@@ -66,7 +63,7 @@ def test_every_view_equals_the_clip_decoded_separately(folder, sampler, crop, la
 
 def test_ten_crops_are_corners_and_centre_then_mirrored(folder):
     crop = CenterCrop(48)
-    cuts = Views(num_crops=10).cuts(Spatial.of(crop), 64, 112)
+    cuts = views_of(Spatial.of(crop), 64, 112, views=Views(num_crops=10))
     boxes = [Box(0, 0, 48, 48), Box(0, 64, 48, 48), Box(16, 0, 48, 48), Box(16, 64, 48, 48), Box(8, 32, 48, 48)]
     assert [cut.box for cut in cuts] == boxes * 2
     assert [cut.flip for cut in cuts] == [False] * 5 + [True] * 5
@@ -78,7 +75,7 @@ def test_ten_crops_are_corners_and_centre_then_mirrored(folder):
 
 @pytest.mark.parametrize(("height", "width", "corners"), [(64, 112, [(8, 0), (8, 32), (8, 64)]), (112, 64, None)])
 def test_three_crops_are_along_the_longer_side(height, width, corners):
-    cuts = Views(num_crops=3).cuts(Spatial.of(CenterCrop(48)), height, width)
+    cuts = views_of(Spatial.of(CenterCrop(48)), height, width, views=Views(num_crops=3))
     found = [(cut.box.y, cut.box.x) for cut in cuts]
     assert found == (corners or [(0, 8), (32, 8), (64, 8)])
 
@@ -114,10 +111,8 @@ def test_single_clip_or_crop_may_be_random_and_equals_the_loaders():
 def test_places_select_positions_in_segments():
     views = Views(2, places=(0.5, 0.0))
     assert [clip.tolist() for clip in views.clips(Segments(4, jitter=False), video(10))] == [[1, 3, 6, 8], [0, 2, 5, 7]]
-    assert [clip.tolist() for clip in views.clips(Segments(2, length=3), video(10))] == [
-        [2, 3, 4, 6, 7, 8],
-        [0, 1, 2, 4, 5, 6],
-    ]
+    clips = views.clips(Segments(2, length=3), video(10))
+    assert [clip.tolist() for clip in clips] == [[2, 3, 4, 6, 7, 8], [0, 1, 2, 4, 5, 6]]
 
 
 def test_views_are_decoded_separately_without_planes():
@@ -131,23 +126,20 @@ def test_views_are_decoded_separately_without_planes():
             assert batch.video[row].any() == good
             for view in range(6 * good):
                 frames = batch.frame_index[row, view].tolist()
-                box = options["views"].cuts(Spatial.of(CenterCrop(16)), HEIGHT, WIDTH)[view % 3].box
+                box = views_of(Spatial.of(CenterCrop(16)), HEIGHT, WIDTH, views=options["views"])[view % 3].box
                 for t, frame in enumerate(frames):
                     assert batch.video[row, view, :, t, 0, 0].tolist() == list(picture(sample, frame, box, False))
     assert loader.stats.total.skips == {"ChecksumError": 1}
 
 
 def test_samplers_need_only_what_the_views_ask_for():
-    class Own:
-        """A sampler without `spread`, and one that spreads but never draws at random."""
-
     class Spreads:
         def spread(self) -> None: ...
 
-    check_views(Views(1, 3), Own(), Spatial(CenterCrop(16)))
+    check_views(Views(1, 3), object(), Spatial(CenterCrop(16)))
     check_views(Views(2, 3), Spreads(), Spatial(CenterCrop(16)))
     with pytest.raises(UsageError, match="makes one clip of a video"):
-        check_views(Views(2, 3), Own(), Spatial(CenterCrop(16)))
+        check_views(Views(2, 3), object(), Spatial(CenterCrop(16)))
 
 
 @pytest.mark.parametrize(
@@ -168,10 +160,9 @@ def test_invalid_views_are_refused(options, message):
 
 
 def test_views_out_of_range_are_refused_and_places_are_a_part_of_their_text():
-    with pytest.raises(UsageError, match="num_crops is 4"):
-        Views(1, 4)
-    with pytest.raises(UsageError, match="num_clips is 0"):
-        Views(0)
+    for wrong, message in (((1, 4), "num_crops is 4"), ((0,), "num_clips is 0")):
+        with pytest.raises(UsageError, match=message):
+            Views(*wrong)
     assert repr(Views(2, 3)) != repr(Views(2, 3, places=(0.5, 0.0)))  # a part of states
     for places in ((0.5,), (0.5, 1.0), (0.5, 1.5), (-0.1, 0.5)):
         with pytest.raises(UsageError, match="places are"):
@@ -180,14 +171,8 @@ def test_views_out_of_range_are_refused_and_places_are_a_part_of_their_text():
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_clips_of_a_video_decoded_together_equal_separate_ones(folder, threads, monkeypatch):
-    options = {
-        "frames": Dense(6, 2),
-        "spatial": [RandomResizedCrop(32), HorizontalFlip(0.5)],
-        "clips_per_video": 4,
-        "global_batch_size": 4,
-        "num_threads": threads,
-        "seed": 3,
-    }
+    options = {"frames": Dense(6, 2), "spatial": [RandomResizedCrop(32), HorizontalFlip(0.5)], "seed": 3}
+    options |= {"clips_per_video": 4, "global_batch_size": 4, "num_threads": threads}
     together, batches = load(folder, **options)
     monkeypatch.setattr("fastvid.load.clips.plan.can_cut", lambda info: False)
     alone, expected = load(folder, **options)
@@ -202,14 +187,8 @@ def test_clips_of_a_video_decoded_together_equal_separate_ones(folder, threads, 
 def test_a_damaged_video_is_skipped_with_all_its_clips():
     dataset = FakeDataset(16)
     dataset.damage(5)
-    options = {
-        "clips_per_video": 3,
-        "shuffle": False,
-        "global_batch_size": 12,
-        "on_error": "skip",
-        "max_skip_rate": 1.0,
-    }
-    loader = make(dataset, decoder=fake("PlanesDecoder"), **options)
+    options = {"clips_per_video": 3, "shuffle": False, "global_batch_size": 12, "decoder": fake("PlanesDecoder")}
+    loader = make(dataset, on_error="skip", max_skip_rate=1.0, **options)
     skipped = [p for batch in loader for p in batch.position[~batch.valid].tolist()]
     assert skipped == [15, 16, 17]
     assert loader.stats.total.skips == {"ChecksumError": 3}

@@ -91,15 +91,8 @@ def trained(returns_loader, out):
     options = {"per_device_train_batch_size": 1, "remove_unused_columns": False, "num_train_epochs": EPOCHS}
     if not returns_loader:
         options["accelerator_config"] = {"dispatch_batches": False}
-    args = TrainingArguments(
-        str(out),
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        save_strategy="no",
-        logging_strategy="no",
-        **options,
-    )
+    options |= {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_strategy": "no"}
+    args = TrainingArguments(str(out), use_cpu=True, **options)
     net = Net()
     ClipTrainer(net, args=args, train_dataset=loader(), data_collator=itemgetter(0)).train()
     return net.seen
@@ -107,17 +100,9 @@ def trained(returns_loader, out):
 
 def lit(batches, out):
     module = Module()
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy="ddp",
-        max_epochs=EPOCHS,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=out,
-    )
+    silent = {f"enable_{name}": False for name in ("checkpointing", "progress_bar", "model_summary")}
+    options = {"accelerator": "cpu", "devices": 2, "strategy": "ddp", "max_epochs": EPOCHS, "logger": False}
+    trainer = lightning.Trainer(default_root_dir=out, **options, **silent)
     trainer.fit(module, batches)
     return module.net.seen
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
-from fastvid.load.order.epoch import MASKED, Batches, rank_slice
+from fastvid.load.order.epoch import MASKED, Batches, Order, rank_slice
 from fastvid.runtime.processes import World
 
 
@@ -59,11 +59,6 @@ def test_ranks_together_deliver_the_rest_of_an_epoch(epoch):
     assert delivered == list(range(position, position + expected))
 
 
-def test_a_batch_smaller_than_the_world_is_refused():
-    with pytest.raises(UsageError, match="global_batch_size 3 is smaller than the world of 4"):
-        Batches(10, 3, "drop", World(0, 4))
-
-
 def test_groups_stay_on_one_rank_in_every_batch():
     shares = [Batches(23, 10, "drop", World(rank, 3), group=2).share(10) for rank in range(3)]
     assert [share.positions.tolist() for share in shares] == [[10, 11], [12, 13, 14, 15], [16, 17, 18, 19]]
@@ -93,7 +88,7 @@ def test_sizes_that_are_no_positive_integers_are_refused(value):
     with pytest.raises(UsageError, match="global_batch_size"):
         Batches(100, value, "mask", World())
     with pytest.raises(UsageError, match="group_size"):
-        Batches(100, 4, "drop", World(), group=value)
+        Order(group_size=value)
     assert Batches(100, np.int64(4), "mask", World()).size == 4
 
 
@@ -111,7 +106,7 @@ def test_an_epoch_without_a_batch_is_refused():
 
 def test_an_unknown_rule_for_the_last_batch_is_refused():
     with pytest.raises(UsageError, match=r"last is 'pad'\n.*use one of drop, mask, keep"):
-        Batches(5, 2, "pad", World())
+        Order(last="pad")
 
 
 @pytest.fixture

@@ -169,9 +169,8 @@ def test_a_batch_smaller_than_the_world_is_refused_and_names_the_shape():
 
 def test_samples_that_fit_no_shape_are_refused_before_the_epoch_or_skipped_by_name(caplog):
     sizes = plans.sizes([9, 3, 9, 9, 2, 9], 90, 160)
-    with pytest.raises(
-        UsageError, match=r"2 of 6 samples have fewer frames .* 8: clip-1 \(3 frames of 90x160\); clip-4"
-    ):
+    message = r"2 of 6 samples have fewer frames .* 8: clip-1 \(3 frames of 90x160\); clip-4"
+    with pytest.raises(UsageError, match=message):
         Buckets([(8, 90, 160)], 2).plan(sizes, World(), "mask", plans.key)
     (epoch,) = plans.ranks(Buckets([(8, 90, 160)], 2, unfit="skip"), sizes, 1, order=Permutation(6, shuffle=False))
     assert "clip-1 (3 frames" in caplog.text
@@ -195,11 +194,10 @@ def test_the_fingerprint_changes_with_the_arguments_and_with_any_bucket():
 
 
 def test_an_epoch_without_a_whole_batch_is_refused():
-    with pytest.raises(UsageError, match="3 samples do not fill one batch of any shape"):
+    with pytest.raises(UsageError, match="3 samples do not fill one batch of Buckets"):
         plans.ranks(Buckets([(1, 8, 8)], 4), plans.sizes([1, 1, 1]), 1, last="drop")
-    assert [
-        share.positions.tolist() for share in plans.ranks(Buckets([(1, 8, 8)], 4), plans.sizes([1]), 1)[0].shares(0)
-    ] == [[0, -1, -1, -1]]
+    (epoch,) = plans.ranks(Buckets([(1, 8, 8)], 4), plans.sizes([1]), 1)
+    assert [share.positions.tolist() for share in epoch.shares(0)] == [[0, -1, -1, -1]]
 
 
 @pytest.mark.parametrize(

@@ -53,15 +53,9 @@ def test_block_shuffle_visits_every_sample_once_window_by_window(sizes, window, 
 )
 def test_groups_get_exact_shares_and_visit_their_samples_in_laps(groups, seed, first):
     sizes, counts = [size for size, _ in groups], [count for _, count in groups]
-
-    def members(numbers, indices):
-        assert (indices >= 0).all()
-        assert (indices < np.array(sizes)[numbers]).all()
-        return numbers * 100 + indices
-
-    seen = Counter()
+    samples, seen = np.concatenate([100 * group + np.arange(size) for group, size in enumerate(sizes)]), Counter()
     for epoch in range(first, first + 4):
-        ids = all_ids(GroupedOrder(sizes, counts, members, seed, epoch))
+        ids = all_ids(GroupedOrder(sizes, counts, samples, seed, epoch))
         assert [int((ids // 100 == group).sum()) for group in range(len(sizes))] == counts
         seen.update(ids.tolist())
     for group, (size, count) in enumerate(groups):
@@ -74,17 +68,13 @@ def test_groups_get_exact_shares_and_visit_their_samples_in_laps(groups, seed, f
 
 
 def test_laps_and_groups_have_independent_orders():
-    order = GroupedOrder([500, 500], [1000, 500], lambda groups, indices: groups * 1000 + indices, 3, 0)
-    first, second = (order._permuted(*lane) for lane in (lanes(0, 0), lanes(0, 1)))
-    other = order._permuted(*lanes(1, 0))
+    by_slot = np.empty(1500, dtype=np.int64)
+    by_slot[all_ids(Permutation(1500, 3, 0))] = all_ids(GroupedOrder([500, 500], [1000, 500], None, 3, 0))
+    first, second, other = by_slot[:500], by_slot[500:1000], by_slot[1000:] - 500
     for one, two in ((first, second), (first, other), (first, np.arange(500))):
         assert sorted(one.tolist()) == list(range(500))
         # Two independent orders agree at one position on average.
         assert np.count_nonzero(one == two) < 10
-
-
-def lanes(group, lap):
-    return np.full(500, group), np.full(500, lap, dtype=np.uint64), np.arange(500), np.full(500, 500)
 
 
 @given(st.integers(0, 10**9), st.lists(st.floats(0, 1e6), min_size=1, max_size=20).filter(lambda w: sum(w) > 1e-300))
@@ -107,10 +97,7 @@ def kinds(size):
         "weighted": (Mixture([dataset, other], weights=[3, 1], num_samples=2 * size + 3), {}),
         "balanced": (dataset, {"balance": ClassBalanced()}),
         "several clips": (dataset, {"clips_per_video": 3}),
-        "several clips, balanced": (
-            dataset,
-            {"balance": ClassBalanced(0.5, num_samples=size + 7), "clips_per_video": 2},
-        ),
+        "several clips, balanced": (dataset, {"balance": ClassBalanced(0.5, size + 7), "clips_per_video": 2}),
         "several clips in blocks": (dataset, {"shuffle": BlockShuffle(20), "clips_per_video": 2}),
     }
 
@@ -170,16 +157,6 @@ def test_balanced_classes_get_equal_shares_and_unlabelled_samples_are_dropped():
         make(dataset, balance=ClassBalanced())
 
 
-def test_clips_of_a_video_are_neighbours_and_have_independent_draws():
-    loader = make(FakeDataset(64), clips_per_video=4, global_batch_size=64)
-    assert len(loader) == 4
-    clips = [row for batch in loader for row in rows(batch)]
-    groups = [clips[at : at + 4] for at in range(0, 256, 4)]
-    assert all(len({row[1] for row in group}) == 1 for group in groups)
-    assert sorted(group[0][1] for group in groups) == list(range(64))
-    assert sum(len({row[5] for row in group}) > 1 for group in groups) > 55
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -194,14 +171,8 @@ def test_clips_of_a_video_are_neighbours_and_have_independent_draws():
         (lambda d: ClassBalanced(num_samples=0), "num_samples is 0"),
         (lambda d: make(d, clips_per_video=0), "clips_per_video is 0"),
         (lambda d: make(d, balance=ClassBalanced(), shuffle=False), "cannot be combined with balance="),
-        (
-            lambda d: make(Mixture([d], weights=[1]), shuffle=BlockShuffle()),
-            "cannot be combined with a weighted mixture",
-        ),
-        (
-            lambda d: make(Mixture([d], weights=[1]), balance=ClassBalanced()),
-            "balance= was given for a weighted mixture",
-        ),
+        (lambda d: make(Mixture([d], weights=[1]), shuffle=BlockShuffle()), "combined with a weighted mixture"),
+        (lambda d: make(Mixture([d], weights=[1]), balance=ClassBalanced()), "given for a weighted mixture"),
     ],
 )
 def test_invalid_or_contradictory_arguments_are_refused(call, message):

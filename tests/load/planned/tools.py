@@ -1,10 +1,11 @@
 """Loaders with batches of varying shape over a dataset in memory, and their batches as comparable rows."""
 
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
 
 import numpy as np
-import pyarrow as pa
 
 from fastvid.load.clips.crops import HorizontalFlip, Native
 from fastvid.load.clips.sampling import Segments
@@ -17,30 +18,9 @@ from tests.load.tools import make
 SIDES = ((32, 48), (48, 32), (32, 32), (16, 64), (64, 24))
 
 
-class FakeVideos(FakeDataset):
-    """Samples of 1 to 12 frames and of several sizes, with their facts as annotations."""
-
-    def __init__(self, size, **options):
-        super().__init__(size, **options)
-        self.sides = [SIDES[(sample * 3) % 5] for sample in range(size)]
-        for number, shard in enumerate(self.shards):
-            shard.info = self._info(shard.info, number)
-
-    def _info(self, info, number):
-        def sized(row, stream="rgb"):
-            height, width = self.sides[16 * number + row]
-            return replace(info(row, stream), height=height, width=width)
-
-        return sized
-
-    def column(self, name):
-        facts = {
-            "num_frames": self.lengths,
-            "fps": [25.0] * self.size,
-            "height": [height for height, _ in self.sides],
-            "width": [width for _, width in self.sides],
-        }
-        return pa.chunked_array([facts[name]]) if name in facts else super().column(name)
+LOOKS = tuple((Fraction(25), *SIDES[3 * number % 5]) for number in range(5))
+FakeVideos = partial(FakeDataset, looks=LOOKS)
+"""Samples of 1 to 12 frames and of several sizes."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import torch
 
 pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
 
-from fastvid.errors import StorageError, UnavailableError
+from fastvid.errors import ChecksumError, StorageError, UnavailableError
 from fastvid.format.dataset import Dataset
+from fastvid.load.clip_dataset import ClipDataset
 from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.order.epoch import BlockShuffle
@@ -43,36 +44,29 @@ def server(local):
         yield server
 
 
-def make(source, options=PATIENT, **arguments):
+def opened(source, options=PATIENT):
     dataset = Dataset(source)
     if "://" in source:
         dataset.storage = open_storage(source, options=options)
+    return dataset
+
+
+def make(source, options=PATIENT, **arguments):
     standard = {"frames": Segments(4), "spatial": CenterCrop(64), "global_batch_size": 8, "num_threads": 2}
-    standard |= {"dtype": torch.uint8, "decoder": "pyav", "rank": 0, "world_size": 1}
-    return clip_loader(dataset, **standard | arguments)
+    standard |= {"dtype": torch.uint8, "decoder": "pyav"}
+    return clip_loader(opened(source, options), **standard | arguments)
 
 
 def clips(loader):
     return [row for batch in loader for row in rows(batch)]
 
 
-def test_packets_are_prefetched_for_one_slow_decode_thread(server, local):
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_packets_are_prefetched_for_one_slow_decode_thread_or_process(server, local, workers):
     server.delay = 0.1  # long enough that requests which may overlap do, on a busy machine
-    loader = make(server.url, num_threads=1)
-    assert clips(loader) == clips(make(local.url, num_threads=1))
-    assert server.most_at_once >= 8
-    # The control: a decode thread that reads for itself has at most one clip's ranges in flight.
-    server.most_at_once = 0
-    assert clips(make(server.url, num_threads=1, num_fetchers=0)) == clips(make(local.url, num_threads=1))
-    assert server.most_at_once < 8
-
-
-def test_worker_processes_get_prefetched_packets(server, local):
-    server.delay = 0.1  # long enough that requests which may overlap do, on a busy machine
-    loader = make(server.url, num_threads=1, workers="process")
+    loader = make(server.url, num_threads=1, workers=workers)
     expected = clips(make(local.url, num_threads=1))
     assert clips(loader) == expected
-    loader.close()
     assert server.most_at_once >= 8
     seen = [one for one in server.gets() if one.name.endswith(".tar")]
     total = loader.stats.total
@@ -80,10 +74,21 @@ def test_worker_processes_get_prefetched_packets(server, local):
     assert total.decode_seconds > 0
     # The control: a worker that reads for itself has at most one clip's ranges in flight.
     server.most_at_once = 0
-    loader = make(server.url, num_threads=1, workers="process", num_fetchers=0)
-    assert clips(loader) == expected
-    loader.close()
+    assert clips(make(server.url, num_threads=1, workers=workers, num_fetchers=0)) == expected
     assert server.most_at_once < 8
+
+
+def test_a_clip_dataset_reads_the_clips_of_a_batch_at_once(server, local):
+    server.delay = 0.1  # long enough that requests which may overlap do, on a busy machine
+    parts = {"frames": Segments(4), "spatial": CenterCrop(64), "seed": 3}
+    there, here = (ClipDataset(opened(source), **parts).__getitems__(range(8)) for source in (server.url, local.url))
+    for one, other in zip(there, here, strict=True):
+        assert one["key"] == other["key"]
+        assert torch.equal(one["video"], other["video"])
+    assert server.most_at_once >= 8
+    server.files["data-000000.tar"] = bytes(len(server.files["data-000000.tar"]))
+    with pytest.raises(ChecksumError, match="key=clip00"):
+        ClipDataset(opened(server.url), **parts).__getitems__(range(8))
 
 
 def test_transient_faults_do_not_change_the_clips(server, local):
@@ -91,7 +96,7 @@ def test_transient_faults_do_not_change_the_clips(server, local):
     loader = make(server.url, IMPATIENT)
     next(iter(loader))  # reads the sidecars
     loader.set_epoch(1)
-    server.faults = deque(faults * 2)
+    server.faults = deque(faults)
     found = clips(loader)
     assert not server.faults
     expected = make(local.url)
@@ -153,7 +158,6 @@ def test_a_refusal_or_an_outage_is_raised_and_never_skipped(server, status, mess
     server.faults = deque(["none", *[status] * 3, *["none"] * 20] * 10)
     with pytest.raises(UnavailableError, match=rf"{message}.*data-00000\d.tar.*key=clip"):
         clips(loader)
-    loader.close()
     assert loader.stats.total.skips == {}
 
 
@@ -179,7 +183,6 @@ def test_a_disk_that_fails_is_raised_and_never_skipped(local, workers, tmp_path)
     tar.symlink_to("/proc/self/mem")  # reading the first page of a process is an I/O error
     with pytest.raises(UnavailableError, match=r"Input/output error.*data-000001\.tar.*key=clip1"):
         clips(loader)
-    loader.close()
 
 
 @pytest.mark.parametrize(
@@ -211,10 +214,10 @@ def test_a_shard_deleted_replaced_or_truncated_while_open_is_skipped_and_counted
 def test_a_mixture_reads_local_and_remote_datasets_alike(server, local):
     mixture = Mixture([Dataset(local.url), Dataset(server.url)], weights=[1, 1], num_samples=32)
     options = {"frames": Segments(4), "spatial": CenterCrop(64), "global_batch_size": 8, "dtype": torch.uint8}
-    loader = clip_loader(mixture, decoder="pyav", rank=0, world_size=1, **options)
+    loader = clip_loader(mixture, decoder="pyav", **options)
     found = clips(loader)
     here = Mixture([Dataset(local.url), Dataset(local.url)], weights=[1, 1], num_samples=32)
-    assert found == clips(clip_loader(here, decoder="pyav", rank=0, world_size=1, **options))
+    assert found == clips(clip_loader(here, decoder="pyav", **options))
     assert sum(row[1] < 24 for row in found) == 16
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fastvid
-from fastvid.decode.backends import Backend, backend
+from fastvid.decode.backends import Backend, backend, backends
 from fastvid.decode.dali import DaliCpuDecoder
 from fastvid.decode.request import DeviceRgb
 from fastvid.errors import UsageError
@@ -59,27 +59,13 @@ def dataset(videos, tmp_path_factory):
 @pytest.fixture
 def known(monkeypatch):
     """Register a back-end of this file by name."""
-    table = dict(backend_table()) | {"device": replace(DEVICE)}
-    monkeypatch.setattr(lanes, "backend", lambda name: table[name])
-
-
-def backend_table():
-    from fastvid.decode.backends import backends
-
-    return backends()
+    table = dict(backends()) | {"device": replace(DEVICE)}
+    monkeypatch.setattr(lanes, "backend", table.__getitem__)
 
 
 def make(dataset, **options):
-    options = {
-        "frames": fastvid.Segments(3),
-        "spatial": [fastvid.CenterCrop((96, 160))],
-        "global_batch_size": 3,
-        "dtype": torch.uint8,
-        "num_threads": 2,
-        "seed": 5,
-        **options,
-    }
-    return clip_loader(dataset, **options)
+    standard = {"frames": fastvid.Segments(3), "spatial": fastvid.CenterCrop((96, 160)), "global_batch_size": 3}
+    return clip_loader(dataset, **standard | {"dtype": torch.uint8, "num_threads": 2, "seed": 5} | options)
 
 
 def frames_of(loader):
@@ -89,7 +75,7 @@ def frames_of(loader):
         for key, video, wanted in zip(batch.key, batch.video, batch.frame_index.tolist(), strict=True):
             assert read_numbers(video[1].numpy()) == wanted
             found.append((key, wanted))
-    loader.close()
+    loader.close()  # without clips of the next epoch
     return found
 
 
@@ -138,9 +124,8 @@ def test_damaged_clip_is_masked_and_its_lane_continues(dataset, known, monkeypat
         return decode(self, clips, outputs)
 
     monkeypatch.setattr(DeviceLane, "decode", damage)
-    loader = make(
-        dataset, decoder="device", on_error="skip", max_skip_rate=1.0, dtype=torch.float32, device_lanes=1, last="keep"
-    )
+    options = {"on_error": "skip", "max_skip_rate": 1.0, "dtype": torch.float32, "last": "keep"}
+    loader = make(dataset, decoder="device", device_lanes=1, **options)
     valid = {}
     for batch in loader:
         for key, ok, video in zip(batch.key, batch.valid.tolist(), batch.video, strict=True):
@@ -185,17 +170,14 @@ def test_a_state_keeps_the_decoder_that_auto_chose(dataset, caplog):
 )
 def test_auto_on_a_gpu_depends_on_the_codec(monkeypatch, caplog, codec, options, missing, expected):
     fake_cuda.install(monkeypatch)
-    table = {
-        "pyav": replace(fake("PlanesDecoder"), name="pyav"),
-        "nvdec": replace(gpu("GpuPlanesDecoder"), name="nvdec"),
-    }
+    ours = {"pyav": fake("PlanesDecoder"), "nvdec": gpu("GpuPlanesDecoder")}
+    table = {name: replace(one, name=name) for name, one in ours.items()}
     monkeypatch.setattr(lanes, "backend", table.__getitem__)
     monkeypatch.setattr(Backend, "why_unavailable", lambda one, _: missing if one.name == "nvdec" else None)
     monkeypatch.setattr(FakeShard, "info", lambda *_: StreamInfo(codec, 48, 32, 9, Fraction(25)))
     with caplog.at_level(logging.INFO, "fastvid"):
-        loader = fake_loader(
-            FakeDataset(40), decoder="auto", device="cuda:1", spatial=fastvid.CenterCrop(16), **options
-        )
+        options |= {"decoder": "auto", "device": "cuda:1", "spatial": fastvid.CenterCrop(16)}
+        loader = fake_loader(FakeDataset(40), **options)
     assert loader.backend.name == loader.state_dict()["decoder"] == expected
     assert ("decoder pyav instead of nvdec: no such device" in caplog.text) == bool(missing)
 

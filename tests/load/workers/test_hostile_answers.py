@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 def make(folder, **options):
     decoder = Backend("troubled", "tests.load.troubled:TroubledDecoder", "cpu", frozenset(Codec), "nothing")
     standard = {"frames": Segments(4), "spatial": CenterCrop(32), "global_batch_size": 6, "shuffle": False}
-    standard |= {"num_threads": 1, "dtype": torch.uint8, "workers": "process", "rank": 0, "world_size": 1}
+    standard |= {"num_threads": 1, "dtype": torch.uint8, "workers": "process"}
     return clip_loader(Dataset(str(folder)), decoder=decoder, **standard | options)
 
 
@@ -82,7 +82,6 @@ def test_a_worker_that_sends_a_pickle_is_killed_and_nothing_is_unpickled(
     monkeypatch.setenv(troubled.SENDS, str(sent))
     loader = make(folder, on_error="skip")
     lost = [key for batch in loader for key, valid in zip(batch.key, batch.valid, strict=True) if not valid]
-    loader.close()
     assert lost == ["sends"]
     assert loader.stats.total.skips == {"WorkerError": 1}
     assert "sent a malformed answer and was killed" in caplog.text
@@ -98,7 +97,6 @@ def test_worker_with_an_incomplete_answer_is_killed(folder, tmp_path, monkeypatc
     loader = make(folder)
     with pytest.raises(WorkerError, match="did not answer for every clip and was killed"):
         list(loader)
-    loader.close()
 
 
 def test_answers_round_trip_and_invalid_ones_are_refused():

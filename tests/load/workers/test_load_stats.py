@@ -17,27 +17,13 @@ from tests.load.tools import video
 
 
 def make(**options):
-    standard = {
-        "frames": Segments(3, jitter=False),
-        "spatial": CenterCrop(16),
-        "global_batch_size": 8,
-        "decoder": fake(),
-        "num_threads": 2,
-        "rank": 0,
-        "world_size": 1,
-    }
+    standard = {"frames": Segments(3, jitter=False), "spatial": CenterCrop(16), "global_batch_size": 8}
+    standard |= {"decoder": fake(), "num_threads": 2}
     return clip_loader(FakeDataset(80), **standard | options)
 
 
 def spent(**seconds):
     return LoaderStats(total=Counters(**{f"{name}_seconds": value for name, value in seconds.items()}))
-
-
-def test_verdict_is_data_bound_with_advice_when_the_run_waits():
-    verdict = spent(wait=60, compute=40, fetch=5, decode=90, finish=5).verdict()
-    assert verdict.startswith("data-bound: 60% of the time is spent waiting, 90% of it on decode; ")
-    assert "num_threads" in verdict
-    assert "put the shards on faster storage" in spent(wait=60, compute=40, fetch=9, decode=1).verdict()
 
 
 @pytest.mark.parametrize(
@@ -54,23 +40,18 @@ def test_verdict_of_a_run_that_does_not_wait(threads, seconds, verdict):
     assert stats.verdict().endswith(verdict)
 
 
+EIGHT = {"num_threads": 2, "cores": 2, "num_frames": 8}
+
+
 @pytest.mark.parametrize(
     ("facts", "seconds", "counts", "advice"),
     [
+        ({}, {"decode": 90, "fetch": 5, "finish": 5}, {}, "60% of the time is spent waiting, 90% of it on decode; "),
+        ({}, {"fetch": 9, "decode": 1}, {}, "put the shards on faster storage"),
         ({"num_threads": 2, "cores": 8}, {"decode": 190}, {}, "raise num_threads from 2 to 8"),
         ({"num_threads": 4, "cores": 4}, {"decode": 80}, {}, "threads are busy for only 20% of the time"),
-        (
-            {"num_threads": 2, "cores": 2, "num_frames": 8},
-            {"decode": 190},
-            {"packets": 2600, "clips": 100},
-            "shard with --profile intra: 8 packets per clip instead of 26",
-        ),
-        (
-            {"num_threads": 2, "cores": 2, "num_frames": 8},
-            {"decode": 190},
-            {"packets": 800, "clips": 100},
-            "use more cores (num_threads), or a GPU",
-        ),
+        (EIGHT, {"decode": 190}, {"packets": 2600, "clips": 100}, "intra: 8 packets per clip instead of 26"),
+        (EIGHT, {"decode": 190}, {"packets": 800, "clips": 100}, "use more cores (num_threads), or a GPU"),
         ({"num_threads": 2, "cores": 2}, {"fetch": 190}, {"requests": 700, "clips": 100}, "(7 reads per clip)"),
         ({"num_threads": 2, "cores": 2}, {"finish": 190}, {}, "convert on the device"),
         ({"num_threads": 2, "cores": 2}, {"copy": 90, "wait": 10}, {}, "copy-bound: 90% of the time"),
@@ -156,9 +137,8 @@ def test_counts_are_exact_and_the_step_is_the_last_batch():
         assert loader.stats.total.clips == 8 * (number + 1)
     total = loader.stats.total
     lengths = FakeDataset(80).lengths
-    assert total.packets == sum(
-        len(set(Segments(3, jitter=False).draw(video(n), Draws(0, 0, 0)).tolist())) for n in lengths
-    )
+    shown = (Segments(3, jitter=False).draw(video(length), Draws(0, 0, 0)) for length in lengths)
+    assert total.packets == sum(len(set(frames.tolist())) for frames in shown)
     assert total.packets_from_keys == total.packets  # every fake packet is a key packet
     assert total.requests == 80
     row = total.as_dict()

@@ -18,7 +18,7 @@ from fastvid.train.parts.evaluate import Gathered
 from fastvid.train.ranks import Member
 from fastvid.train.run.scoring import add_batch, report, views, with_views
 from fastvid.train.tasks.classification import Classification
-from tests.load.tools import video
+from tests.load.tools import video, views_of
 
 SEGMENTS, DENSE = Segments(4, jitter=False), Dense(4, stride=8, jitter=False)
 CENTER = (CenterCrop(224),)
@@ -34,7 +34,8 @@ def data(sampler=SEGMENTS, spatial=CENTER):
 
 def cuts(protocol, height, width, *, size=None, spatial=CENTER):
     asked = views(protocol)
-    return asked.cuts(Spatial.of(with_views(data(spatial=spatial), asked, size).eval_spatial), height, width)
+    shown = Spatial.of(with_views(data(spatial=spatial), asked, size).eval_spatial)
+    return views_of(shown, height, width, views=asked)
 
 
 def test_one_view_equals_the_recipes_evaluation():
