@@ -25,7 +25,7 @@ BUDGET: Final[dict[str, int]] = {
     "storage": 1_919,
     "videos": 795,
     "sharding": 11_197,
-    "load": 6_225,
+    "load": 5_800,
     "train": 6_829,
     "models": 1_165,
     "cli": 1_401,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 51_956
+TESTS: Final = 51_434
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
