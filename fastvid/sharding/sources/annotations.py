@@ -59,6 +59,7 @@ _PATH_AND_LABEL: Final = re.compile(
     r"^(.*(?:" + "|".join(re.escape(suffix) for suffix in sorted(VIDEO_SUFFIXES)) + r"))(?:\s+(.*))?$", re.IGNORECASE
 )
 
+_SCORES: Final = ("matching_score", "desirable_filtering", "shot_boundary_detection")  # of a clip of panda70m
 CAPTION_SETS: Final[Mapping[str, tuple[str, Columns]]] = {
     # panda70m_training_full.csv and the others: videoID,url,timestamp,caption,matching_score and, since October 2024,
     # desirable_filtering,shot_boundary_detection. Each but the first two is a list as Python prints it, with one item
@@ -66,15 +67,8 @@ CAPTION_SETS: Final[Mapping[str, tuple[str, Columns]]] = {
     "panda70m": (
         "csv",
         Columns(
-            {
-                "path": "videoID",
-                "segments": "timestamp",
-                "caption": "caption",
-                "matching_score": "matching_score",
-                "desirable_filtering": "desirable_filtering",
-                "shot_boundary_detection": "shot_boundary_detection",
-            },
-            frozenset({"matching_score", "desirable_filtering", "shot_boundary_detection"}),
+            {"path": "videoID", "segments": "timestamp", "caption": "caption", **{name: name for name in _SCORES}},
+            frozenset(_SCORES),
         ),
     ),
     # results_10M_train.csv: videoid,contentUrl,duration,page_dir,name. The file is page_dir/videoid.mp4.
@@ -182,7 +176,8 @@ def _read(spec: str, mapping: Columns) -> Annotations:
             part = _table(file, *CAPTION_SETS[kind])
         elif kind == "hf":
             table = _metadata(file)
-            part = _table(table, _form(table), Columns({"path": "file_name", **mapping.sources}))
+            check_choice(f"unknown ending {{}} of {table.name!r}", table.suffix[1:], _FORMS)
+            part = _table(table, table.suffix[1:], Columns({"path": "file_name", **mapping.sources}))
         else:
             part = _table(file, kind, mapping)
         tables.check_rows(part.rows)
@@ -274,13 +269,6 @@ def _metadata(file: AnnotationFile) -> AnnotationFile:
     return found
 
 
-def _form(file: AnnotationFile) -> str:
-    """Return the form of a table by the ending of its name."""
-    form = file.suffix[1:]
-    check_choice(f"unknown ending {{}} of {file.name!r}", form, _FORMS)
-    return form
-
-
 def _separator(lines: Sequence[str]) -> str | None:
     return next((mark for mark in ("\t", "::") if lines and all(mark in line for line in lines)), None)
 
@@ -367,10 +355,6 @@ class AnnotationFile:
         """Return its text, see `lines`."""
         return "".join(self.lines())
 
-    def folder(self) -> AnnotationFile:
-        """Return the folder that contains it."""
-        return AnnotationFile(posixpath.dirname(self.place.rstrip("/")) or ".")
-
     def files(self) -> list[AnnotationFile]:
         """Return the files in this folder, sorted by name; none if it cannot be listed, as on the web."""
         if not is_remote(self.place):
@@ -385,7 +369,8 @@ class AnnotationFile:
 
     def beside(self, ending: str) -> AnnotationFile | None:
         """Return the first file in the same folder whose name ends so; None if there is none."""
-        return next((file for file in self.folder().files() if file.name.endswith(ending)), None)
+        folder = AnnotationFile(posixpath.dirname(self.place.rstrip("/")) or ".")
+        return next((file for file in folder.files() if file.name.endswith(ending)), None)
 
 
 AVA_SECONDS: Final = 3.0

@@ -15,7 +15,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby, pairwise
+from itertools import chain, groupby
 from operator import attrgetter
 from pathlib import PurePath
 from typing import Any, Final, NoReturn
@@ -508,20 +508,15 @@ def _by_rows(found: Sequence[SourceFile], rows: Sequence[AnnotationRow], ignored
                 used.add(match.path)
             yield annotated_source(row, match, start, end)
 
-    differ = set()
     for name, group in groupby(sort(sources(), BY_ID), BY_ID):
-        same = list(group)
-        if len(same) > 1 and any((a.label, a.columns) != (b.label, b.columns) for a, b in pairwise(same)):
-            differ.add(name)
-        yield same[-1]
-    known: dict[str, Source] = {}
-    for source in sources() if differ else ():
-        before = known.setdefault(source.id, source) if source.id in differ else source
-        if (before.label, before.columns) != (source.label, source.columns):
-            raise UsageError(
-                f"source {encode_name(source.id)!r} has two annotations: {before.label!r} {dict(before.columns)!r} and"
-                f" {source.label!r} {dict(source.columns)!r}"
-            )
+        before, *others = group
+        for source in others:
+            if (before.label, before.columns) != (source.label, source.columns):
+                raise UsageError(
+                    f"source {encode_name(name)!r} has two annotations: {before.label!r} {dict(before.columns)!r} and"
+                    f" {source.label!r} {dict(source.columns)!r}"
+                )
+        yield others[-1] if others else before
     unused = [file.id for file in found if file.path not in used]
     ignored += Counter({told_names("video without annotation", unused): len(unused)})  # drops zero counts
 
