@@ -431,16 +431,17 @@ def _selected(
     Raises UsageError for the name of no source.
     """
     ledger.check_hashes(selection.hashes)
-    wanted, known = list(map(encode_name, selection.sources)), set[str]()
+    wanted, digests = dict.fromkeys(map(encode_name, selection.sources)), frozenset(selection.hashes)
+    known = set[str]()  # all names that were compared, for the hint
 
     def is_named(*names: str | None) -> bool:
         every = {one for name in names if name for one in (name, ledger.whole_name(name))}
         known.update(every)
-        return not every.isdisjoint(wanted)
+        return any(name in wanted for name in every)
 
     parents = table["parent"].to_pylist() if "parent" in table.column_names else [None] * table.num_rows
     pairs = zip(_pairs(table["source_id"], hashes), parents, strict=True)
-    chosen = np.array([is_named(name, parent) | (digest in selection.hashes) for (name, digest), parent in pairs], bool)
+    chosen = np.array([is_named(name, parent) | (digest in digests) for (name, digest), parent in pairs], bool)
     named = [row for row in rows if is_named(row["source_id"], row["path"])]
     if unknown := next((name for name in wanted if name not in known), None):
         near = near_names(pa.chunked_array([pa.array(sorted(known), pa.string())]), unknown)
