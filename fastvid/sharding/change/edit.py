@@ -27,8 +27,7 @@ from fastvid.sharding.job.job import hide_rows, with_column
 from fastvid.sharding.job.ledger import whole_name
 from fastvid.sharding.sources import tables
 from fastvid.sharding.sources.annotations import AnnotationFile, parsing, read_table
-from fastvid.sharding.sources.sources import seconds_text
-from fastvid.sharding.sources.tables import LABELS, AnnotationRow, Annotations
+from fastvid.sharding.sources.tables import LABELS, AnnotationRow, Annotations, seconds_text
 from fastvid.storage import Storage
 
 _LOG = logging.getLogger(__name__)

@@ -27,8 +27,7 @@ from fastvid.sharding.job.lock import Staging, first_of
 from fastvid.sharding.job.members import columns_from_json, columns_to_json
 from fastvid.sharding.job.plan import JobPart, digest
 from fastvid.sharding.job.run import ShardWork
-from fastvid.sharding.sources.roots import check_exists
-from fastvid.sharding.sources.sources import BY_ID, Source, SourceList, told_names
+from fastvid.sharding.sources.sources import BY_ID, Source, SourceList, check_exists, told_names
 from fastvid.sharding.sources.spool import Spool, sort
 from fastvid.sharding.sources.tars import gather_sources, paths_of
 from fastvid.storage import Storage

@@ -29,8 +29,8 @@ from fastvid.media.reasons import Reason
 from fastvid.runtime.names import decode_name, encode_name, is_video
 from fastvid.runtime.values import path_text
 from fastvid.sharding.sources.annotations import name_classes, read_annotations
-from fastvid.sharding.sources.inside import find_tables, table_sources, tar_pictures
-from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, find_sources, picture_order
+from fastvid.sharding.sources.inside import table_sources, tar_pictures
+from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, find_sources, has_videos, picture_order
 from fastvid.sharding.sources.tables import LABELS, MAX_LABEL, RESERVED, AnnotationRow, class_order, plain_value
 from fastvid.storage import open_storage
 from fastvid.storage.urls import is_remote
@@ -40,6 +40,7 @@ _KINDS: Final = {
     "txt": "caption", "text": "caption", "caption": "caption",
 }  # fmt: skip
 """Kind of a member with text (label, caption or JSON fields), by the end of its name."""
+_PARQUET: Final = ".parquet"
 _AT_ONCE: Final = 1 << 12  # sources whose annotations are in memory
 
 
@@ -422,6 +423,24 @@ def is_tar(root: str) -> bool:
         return root.endswith(".tar")
     names = [name for name in os.listdir(root) if not name.startswith(".")]
     return not any(map(is_video, names)) and any(name.endswith(".tar") for name in names)
+
+
+def find_tables(root: str) -> list[str]:
+    """Return the Parquet files of a root: the root itself, or files below a folder; none if it is something else.
+
+    A folder with video files has none; datasets of fastvid below a folder are skipped.
+    """
+    if not os.path.isdir(root):
+        return [root] if root.endswith(_PARQUET) and os.path.isfile(root) else []
+    if has_videos(root):
+        return []
+    found = list[str]()
+    for folder, folders, names in os.walk(root):
+        if DATASET_JSON in names:
+            folders.clear()
+        else:
+            found += [os.path.join(folder, name) for name in names if name.endswith(_PARQUET)]
+    return sorted(found)
 
 
 def _by_tars(paths: Sequence[str], class_names: Sequence[str], rate: str) -> SourceList:
