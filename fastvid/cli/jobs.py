@@ -22,11 +22,10 @@ from fastvid.sharding.encode.profiles import get_profile
 from fastvid.sharding.engines.local import ENGINES as ENGINES
 from fastvid.sharding.in_place import index_videos, reindex
 from fastvid.sharding.job.estimate import SAMPLED, DryRun, estimate_job
-from fastvid.sharding.job.index import index_tars, rebuild
+from fastvid.sharding.job.index import are_own, index_tars, rebuild, restore_dataset
 from fastvid.sharding.job.job import MAX_SECONDS, JobReport, run_job, transcode_dataset
 from fastvid.sharding.job.lock import Staging
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
-from fastvid.sharding.job.restore import are_own, restore_dataset
 from fastvid.sharding.lerobot.jobs import index_lerobot, new_episodes, shard_lerobot
 from fastvid.sharding.lerobot.read import EPISODES_PER_SHARD, is_lerobot
 from fastvid.sharding.sets import Selection, make_subset

@@ -161,30 +161,27 @@ def reindex(
         return Reindexed(generation.number, {}, count)
     _check_writable(storage)
     work = [_sources(storage, generation, shard, opened[shard.name], place) for shard in chosen]
+    made: dict[str, ShardRecord] = {}
     with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
         scratch = LocalStorage(folder)
         parts = _index(scratch, chosen, work, workers)
-        names = {}
         for shard, part in zip(chosen, parts, strict=True):
-            names[shard.name] = name = later_stem(shard.name, _NAMES + generation.revision)
+            assert part.digest is not None  # no video was rejected
+            name = later_stem(shard.name, _NAMES + generation.revision)
+            made[shard.name] = replace(shard, name=name, bytes=part.digest.bytes, sha256=part.digest.sha256)
             for suffix in shard.suffixes:
                 copy_file(scratch, f"{part.stem}.{suffix}", storage, f"{name}.{suffix}")
-    made: dict[str, dict[str, Any]] = {
-        shard.name: {"name": names[shard.name], "bytes": part.digest.bytes, "sha256": part.digest.sha256}
-        for shard, part in zip(chosen, parts, strict=True)
-        if part.digest is not None
-    }
     samples = {sample.key: sample for part in parts for sample in part.samples}
     everything = [*(source.path for sources in work for source in sources)]
     kept = [f"{place.listed}/file"] if len(chosen) < len(listed) else []
 
     def edit(current: Generation, table: pa.Table) -> tuple[Generation, pa.Table]:
-        records = tuple(replace(record, **made.get(record.name, {})) for record in current.shards)
+        records = tuple(made.get(record.name, record) for record in current.shards)
         extras = {**current.extras, IN_PLACE: {"root": common_root([*everything, *kept])}}
-        note = f"index {things(len(names), 'shard')} of videos in place again"
+        note = f"index {things(len(made), 'shard')} of videos in place again"
         return replace(current, shards=records, extras=extras, note=note), _with_facts(table, samples)
 
-    return Reindexed(change(storage, edit).number, names, count)
+    return Reindexed(change(storage, edit).number, {old: new.name for old, new in made.items()}, count)
 
 
 def _check_writable(storage: Storage) -> None:

@@ -489,30 +489,26 @@ def _check_names(parts: Sequence[_Part]) -> None:
             )
 
 
-# Properties that datasets must share to be merged: the error message, the function that returns what is compared, and
-# the hint.
-_COMMON: Final[Sequence[tuple[str, Callable[[Generation], Any], str]]] = (
-    (
-        "{} has the streams {}, {} has {}",
+# Properties that datasets must share to be merged: their names, the function that returns what is compared, and the
+# hint.
+_COMMON: Final[Mapping[str, tuple[Callable[[Generation], Any], str]]] = {
+    "streams": (
         lambda one: ",".join(one.streams),
         "encode one of them with the streams of the other by `fastvid transcode --streams`",
     ),
-    (
-        "{} has the signals {}, {} has {}",
+    "signals": (
         lambda one: ", ".join(sorted(one.extras.get(SIGNALS, {}))) or "none",
         "merge datasets with the same signals",
     ),
-    (
-        "{0} and {2} number their tasks differently",
-        lambda one: one.extras.get(LEROBOT, {}).get("tasks"),
+    "tasks": (
+        lambda one: ", ".join(one.extras.get(LEROBOT, {}).get("tasks", ())) or "none",
         "merge them with lerobot first, then index the result",
     ),
-    (
-        "flow in {} was computed as {}, in {} as {}",
-        lambda one: Streams.from_json(one.extras).flow,
+    "flow": (
+        lambda one: Streams.from_json(one.extras).flow or "none",
         "encode one of them as the other by `fastvid transcode --streams rgb,flow`",
     ),
-)
+}
 
 
 def _check_common(parts: Sequence[_Part]) -> None:
@@ -520,10 +516,11 @@ def _check_common(parts: Sequence[_Part]) -> None:
     for part in parts:
         if not part.generation.shards:
             raise UsageError("dataset has no shards", file=part.storage.url, hint="leave it out")
-        for text, of, hint in _COMMON:
+        for what, (of, hint) in _COMMON.items():
             first, other = of(begin.generation), of(part.generation)
             if first != other:
-                said = text.format(folder_name(begin.storage.url), first, folder_name(part.storage.url), other)
+                names = folder_name(begin.storage.url), folder_name(part.storage.url)
+                said = f"{names[0]} has the {what} {first}, {names[1]} has {other}"
                 raise UsageError(said, file=part.storage.url, hint=hint)
 
 

@@ -36,8 +36,8 @@ from fastvid.format.annotations import map_table, write_table
 from fastvid.load.loader import ClipLoader
 from fastvid.models.weights import read_state_dict
 from fastvid.sharding.change.takedown import read_receipts
+from fastvid.sharding.job.index import are_own, restore_dataset
 from fastvid.sharding.job.ledger import read_blocked, read_ledger
-from fastvid.sharding.job.restore import are_own, restore_dataset
 from fastvid.sharding.lerobot import read as lerobot
 from fastvid.sharding.sources.annotations import read_annotations
 from fastvid.sharding.sources.tables import Columns

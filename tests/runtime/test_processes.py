@@ -119,7 +119,7 @@ def test_sweep_in_another_namespace_keeps_the_file_of_a_living_writer(tmp_path):
     assert store.read("x") == b"new"
 
 
-CHECKER = "fastvid.sharding.verify.check_processes"
+CHECKER = "fastvid.sharding.verify.checks"
 
 
 @pytest.fixture

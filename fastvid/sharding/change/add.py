@@ -15,7 +15,6 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 import pyarrow as pa
@@ -56,14 +55,6 @@ from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, pu
 from fastvid.sharding.sources.tars import gather_sources
 from fastvid.storage import Storage, open_storage
 from fastvid.storage.urls import copy_file, sha256_of
-
-
-def known_sources(storage: Storage, generation: Generation) -> dict[str, Row]:
-    """Return the ledger's row of every source, by name; without a ledger, rows made of the annotations."""
-    names = ["source_id", "path", "status", "bytes_in", "source_sha256", "source_tag", "key", "reason", "seconds"]
-    is_there = storage.exists(schema.LEDGER)
-    table = ledger.read_ledger(storage)[0] if is_there else ledger.rows_table(ledger.ledger_rows(storage, generation))
-    return {row["source_id"]: row for row in table.select(names).to_pylist()}
 
 
 def keep_ledger(storage: Storage, generation: Generation) -> None:
@@ -190,6 +181,7 @@ def _extend_ledger(storage: Storage, work: ShardWork, parts: Sequence[Part], gen
 
 _LOG = logging.getLogger(__name__)
 _FOLDER: Final = f"{schema.LEDGER_PARTS}/add"
+_MERGED: Final = "merged"  # field of the job's record that says that the dataset has all its shards and rows
 # Maximum size of a source's key: leaves space for the suffix "/0000" of a segment.
 _KEY_BYTES: Final = schema.MAX_KEY_BYTES - 5
 _HASH_DIGITS: Final = 8
@@ -251,6 +243,7 @@ def add_sources(
     check_amounts(workers=chosen.workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
     storage = open_storage(dataset)
     scratch = open_storage(f"{storage.url}/{_FOLDER}")
+    staging = Staging(scratch)
     bounds = {"max_seconds": max_seconds, "max_bad_frames": None if max_bad_frames is None else str(max_bad_frames)}
     settings_of = partial(_settings, limits or Limits(), bounds, changes=chosen.allow_encoder_change)
     looking: dict[str, Any] = {"columns": columns, "class_names": class_names, "follow_links": follow_links}
@@ -267,7 +260,8 @@ def add_sources(
             every = replace(every, sources=assign_keys([source.below(prefix) for source in every.sources]))
         if not dry_run:
             keep_ledger(storage, generation)
-        before, table = known_sources(storage, generation), read_annotations(storage, generation)
+        before = {row["source_id"]: row for row in ledger.ledger_rows(storage, generation)}
+        table = read_annotations(storage, generation)
         shown = set(table.filter(pc.invert(table["removed"]))["source_id"].to_pylist())
         gone.extend(_left(before, every, shown, given["sources"]) if sync else ())
         if sync and not remove_most:
@@ -286,9 +280,9 @@ def add_sources(
         generation = read_generation(storage)[1]
         settings = settings_of(generation)
         # Not for a part: what is in the folder may belong to other parts that have not written ledger rows yet.
-        if chosen.mine is None and _is_merged(storage, scratch, generation):
+        if chosen.mine is None and (staging.job() or {}).get(_MERGED):
             _delete_shards(scratch)
-            Staging(scratch).end()
+            staging.end()
         number = generation.number
 
         def make(found: SourceList) -> ShardWork | JobReport:
@@ -307,6 +301,7 @@ def add_sources(
     def commit(work: ShardWork, parts: Sequence[Part], _command: str) -> pa.Table:
         nonlocal number
         number, rows = merge_parts(storage, work, parts)
+        staging.begin({**work.identity, _MERGED: True}, replace=True)
         _delete_shards(scratch)
         return rows
 
@@ -427,21 +422,6 @@ def _settings(limits: Limits, bounds: Mapping[str, Any], generation: Generation,
         )
     streams = same_streams(generation.extras, allow_encoder_change=changes)
     return Settings(profile, build, limits, streams=streams, **bounds)
-
-
-def _is_merged(storage: Storage, scratch: Storage, generation: Generation) -> bool:
-    """Return whether all work in the scratch folder is already in the dataset, as after a kill during cleanup."""
-    names = scratch.list(f"{schema.LEDGER_PARTS}/")
-    if any(name.startswith(f"{schema.LEDGER_PARTS}/staging/") for name in names):
-        return False
-    stems = [PurePosixPath(name).stem for name in names if name.endswith(".parquet")]
-    rows = [row for stem in stems for row in ledger.read_part(scratch, stem).rows]
-    known = known_sources(storage, generation) if rows else {}
-    # Equal encoding times, in seconds, mean that the ledger's row is of this attempt, not of an earlier one. A blocked
-    # source has no row with its name.
-    blocked = ledger.read_blocked(storage)
-    named = [row for row in rows if not ledger.is_nameless(row) and row["source_sha256"] not in blocked]
-    return all(row["source_id"] in known and known[row["source_id"]]["seconds"] == row["seconds"] for row in named)
 
 
 def _delete_shards(scratch: Storage) -> None:

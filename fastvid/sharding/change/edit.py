@@ -24,10 +24,10 @@ from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.runtime.names import VIDEO_SUFFIXES, encode_name, meant
 from fastvid.runtime.values import things
 from fastvid.sharding.job.job import hide_rows, with_column
+from fastvid.sharding.job.ledger import whole_name
 from fastvid.sharding.sources import tables
 from fastvid.sharding.sources.annotations import AnnotationFile, parsing, read_table
-from fastvid.sharding.sources.sources import seconds_text
-from fastvid.sharding.sources.tables import LABELS, AnnotationRow, Annotations
+from fastvid.sharding.sources.tables import LABELS, AnnotationRow, Annotations, seconds_text
 from fastvid.storage import Storage
 
 _LOG = logging.getLogger(__name__)
@@ -251,12 +251,12 @@ def match_annotations(
     for row in annotations.rows:
         names = _wanted(row)
         found = next((by_name[name] for name in names if name in by_name), None)
-        if found is not None and len({_whole(source) for source in found}) > 1:
+        if found is not None and len({whole_name(source) for source in found}) > 1:
             # A whole path matches one source; only the end of a path can match several.
-            found = {source: keys for source, keys in found.items() if _whole(source) in names} or found
+            found = {source: keys for source, keys in found.items() if whole_name(source) in names} or found
         if found is None:
             unmatched.append(row.name)
-        elif len({_whole(source) for source in found}) > 1:
+        elif len({whole_name(source) for source in found}) > 1:
             ambiguous.append(row.name)
         else:
             values = dict(row.columns) if row.label is None else {"label": row.label, **row.columns}
@@ -266,19 +266,13 @@ def match_annotations(
 
 def _names(source: str) -> list[str]:
     """Return the names that match a source: each tail of its path, with and without file extension and clip range."""
-    names = []
-    for name in dict.fromkeys((source, _whole(source))):
-        path, clip = (name, "") if name == _whole(source) else (_whole(source), name[len(_whole(source)) :])
-        stem, ending = posixpath.splitext(path)
+    names, path = list[str](), whole_name(source)
+    stem, ending = posixpath.splitext(path)
+    for clip in dict.fromkeys((source[len(path) :], "")):
         for text in (path, stem) if ending.lower() in VIDEO_SUFFIXES else (path,):
             parts = text.split("/")
             names += ["/".join(parts[start:]) + clip for start in range(len(parts))]
     return names
-
-
-def _whole(source: str) -> str:
-    """Return a source's path without the clip range, for example ``#10-20``."""
-    return source.partition("#")[0]
 
 
 def _wanted(row: AnnotationRow) -> list[str]:

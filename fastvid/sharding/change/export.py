@@ -20,7 +20,7 @@ from fastvid.runtime import faults
 from fastvid.runtime.names import VIDEO_SUFFIXES
 from fastvid.runtime.values import check_choice
 from fastvid.sharding.change.repack import Members, map_checked, pieces_of
-from fastvid.sharding.job.restore import annotate_members
+from fastvid.sharding.job.members import annotate_members
 from fastvid.sharding.lerobot.export import lerobot_record, write_lerobot
 from fastvid.storage import Storage, open_storage
 
@@ -58,7 +58,7 @@ def export_samples(
     """Write the selected samples, one folder per split, without re-encoding.
 
     As "wds", each shard gives a tar per split. A sample has its streams, ``cls``, ``txt`` and JSON as
-    `fastvid.sharding.job.restore.annotate_members` describes, from the dataset's current annotations. "energon"
+    `fastvid.sharding.job.members.annotate_members` describes, from the dataset's current annotations. "energon"
     adds ``.nv-meta``, with the folders as split parts, for ``energon prepare OUT --tar-index-only``. As "hf", each
     sample is a video file, with its annotations and ``class`` in the ``metadata.parquet`` of its folder.
     "lerobot" writes a LeRobot dataset, see `fastvid.sharding.lerobot.export.write_lerobot`.

@@ -47,7 +47,7 @@ from fastvid.sharding.change.history import sweep
 from fastvid.sharding.job.job import dataset_id, hide_sources, run
 from fastvid.sharding.job.ledger import Part, Row, block, read_blocked, settle_rows, write_ledger
 from fastvid.sharding.job.lock import short_scratch
-from fastvid.sharding.job.restore import annotate_members, dataset_record, is_current, with_record
+from fastvid.sharding.job.members import annotate_members, dataset_record, is_current, with_record
 from fastvid.sharding.job.run import How, ShardWork
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.work.tasks import Outcome
@@ -69,17 +69,9 @@ class Renaming:
         return bool(self.prefix or self.labels)
 
     def apply(self, key: str, members: Mapping[str, bytes]) -> Members:
-        """Return key and members of a sample after the changes."""
-        made = dict(members)
-        if "json" in made:
-            record = self.changed(json.loads(made["json"]))
-            if isinstance(record.get("annotations"), dict):
-                record["annotations"] = self.changed(record["annotations"])
-            made["json"] = to_json(record)
-        if made.get("cls", b"").isdigit():
-            number = int(made["cls"])
-            made["cls"] = str(self.labels.get(number, number)).encode()
-        return f"{self.prefix}{key}", made
+        """Return key and members of a sample after the changes; its annotations are written from its row."""
+        facts = {"json": to_json(self.changed(json.loads(members["json"])))} if "json" in members else {}
+        return f"{self.prefix}{key}", {**members, **facts}
 
     def changed(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return a sample's facts, or its row of annotations, after the changes."""

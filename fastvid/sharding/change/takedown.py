@@ -345,22 +345,18 @@ class _Target:
     hashes: frozenset[str]
     unhashed: frozenset[str]
 
-    def mask(self, table: pa.Table, hashes: pa.ChunkedArray) -> BoolArray:
+    def has(self, source_id: str, digest: str | None) -> bool:
+        """Return whether a source is removed."""
+        return digest in self.hashes or source_id in self.unhashed
+
+    def mask(self, storage: Storage, generation: Generation, table: pa.Table) -> BoolArray:
         """Return which rows of the annotations are removed; bool [N]."""
-        mask = pc.or_(
-            pc.fill_null(pc.is_in(hashes, value_set=pa.array(sorted(self.hashes), pa.string())), False),
-            pc.is_in(table["source_id"], value_set=pa.array(sorted(self.unhashed), pa.string())),
-        )
-        return np.asarray(mask.to_numpy(zero_copy_only=False), dtype=bool)
+        pairs = _pairs(table["source_id"], source_hashes(storage, generation))
+        return np.array([self.has(*pair) for pair in pairs], dtype=bool)
 
     def named(self, rows: Iterable[Row]) -> list[Row]:
         """Return the rows of the ledger that name a removed source."""
-        return [
-            row
-            for row in rows
-            if (row["source_sha256"] in self.hashes or row["source_id"] in self.unhashed)
-            and not ledger.is_nameless(row)
-        ]
+        return [row for row in rows if self.has(row["source_id"], row["source_sha256"]) and not ledger.is_nameless(row)]
 
 
 def take_down(storage: Storage, selection: SourceSelection, *, reason: str) -> TakenDown:
@@ -390,14 +386,15 @@ def take_down(storage: Storage, selection: SourceSelection, *, reason: str) -> T
     keep_ledger(storage, generation)
     digests = {name: digest for name, digest in _pairs(table["source_id"], hashes) if digest is not None}
     rows = _hashed(ledger.read_ledger(storage)[0].to_pylist(), digests)
-    samples = pa.array(_named_samples(storage, table, hashes, selection))
-    named = {(row["source_id"], row["source_sha256"]) for row in _named_in_ledger(storage, table, rows, selection)}
+    chosen, sources = _selected(storage, table, hashes, selection, rows)
+    samples = pa.array(chosen)
+    named = {(row["source_id"], row["source_sha256"]) for row in sources}
     named |= set(_pairs(table["source_id"].filter(samples), hashes.filter(samples)))
     target = _Target(
         frozenset(selection.hashes).union(digest for _, digest in named if digest is not None),
         frozenset(name for name, digest in named if digest is None),
     )
-    mask = target.mask(table, hashes)
+    mask = target.mask(storage, generation, table)
     gone = table.select(["key", "source_id"]).append_column("sha256", hashes).filter(pa.array(mask))
     every = {*gone["source_id"].to_pylist(), *(row["source_id"] for row in target.named(rows))}
     _check_reason(reason, every, gone["key"].to_pylist())
@@ -408,7 +405,7 @@ def take_down(storage: Storage, selection: SourceSelection, *, reason: str) -> T
     faults.reach("blocked")
     hidden = hide_samples(
         storage,
-        lambda generation, table: pa.array(target.mask(table, source_hashes(storage, generation))),
+        lambda generation, table: pa.array(target.mask(storage, generation, table)),
         lambda number: f"take down {things(number, 'sample')}, receipt {receipt.number}",
     )
     faults.reach("hidden")
@@ -422,9 +419,39 @@ def select_keys(storage: Storage, selection: SourceSelection) -> list[str]:
     generation = read_generation(storage)[1]
     table = read_annotations(storage, generation)
     hashes = source_hashes(storage, generation) if selection.hashes else pa.nulls(table.num_rows, pa.string())
-    _named_in_ledger(storage, table, [], selection)
-    keys: list[str] = table["key"].filter(pa.array(_named_samples(storage, table, hashes, selection))).to_pylist()
+    keys: list[str] = table["key"].filter(pa.array(_selected(storage, table, hashes, selection)[0])).to_pylist()
     return keys
+
+
+def _selected(
+    storage: Storage, table: pa.Table, hashes: pa.ChunkedArray, selection: SourceSelection, rows: Sequence[Row] = ()
+) -> tuple[BoolArray, list[Row]]:
+    """Return which samples a selection names, bool [N], and which of the ledger's rows; without equal copies.
+
+    Raises UsageError for the name of no source.
+    """
+    ledger.check_hashes(selection.hashes)
+    wanted, digests = dict.fromkeys(map(encode_name, selection.sources)), frozenset(selection.hashes)
+    known = set[str]()  # all names that were compared, for the hint
+
+    def is_named(*names: str | None) -> bool:
+        every = {one for name in names if name for one in (name, ledger.whole_name(name))}
+        known.update(every)
+        return any(name in wanted for name in every)
+
+    parents = table["parent"].to_pylist() if "parent" in table.column_names else [None] * table.num_rows
+    pairs = zip(_pairs(table["source_id"], hashes), parents, strict=True)
+    chosen = np.array([is_named(name, parent) | (digest in digests) for (name, digest), parent in pairs], bool)
+    named = [row for row in rows if is_named(row["source_id"], row["path"])]
+    if unknown := next((name for name in wanted if name not in known), None):
+        near = near_names(pa.chunked_array([pa.array(sorted(known), pa.string())]), unknown)
+        hint = f"did you mean {', '.join(map(repr, near))}? nothing was changed" if near else "nothing was changed"
+        raise UsageError(f"no source is called {unknown!r}", file=storage.url, hint=hint)
+    if selection.keys:
+        chosen[rows_of(table, pa.array(selection.keys, pa.string()), storage)] = True
+    if selection.where is not None:
+        chosen[Dataset(storage.url, where=selection.where).rows] = True
+    return chosen, named
 
 
 def source_hashes(storage: Storage, generation: Generation) -> pa.ChunkedArray:
@@ -476,42 +503,6 @@ def _forget(storage: Storage, target: _Target, digests: Mapping[str, str], messa
         return list(kept.values())
 
     ledger.edit_ledger(storage, edit)
-
-
-def _named_samples(storage: Storage, table: pa.Table, hashes: pa.ChunkedArray, selection: SourceSelection) -> BoolArray:
-    """Return which samples the selection names, bool [N]; equal copies are not included."""
-    ledger.check_hashes(selection.hashes)
-    names = pa.array([encode_name(name) for name in selection.sources], pa.string())
-    whole = pc.replace_substring_regex(table["source_id"], pattern=ledger.CLIP, replacement="")
-    mask = pc.or_(pc.is_in(table["source_id"], value_set=names), pc.is_in(whole, value_set=names))
-    if "parent" in table.column_names and len(names):
-        mask = pc.or_(mask, pc.is_in(table["parent"], value_set=names))
-    mask = pc.or_(mask, pc.is_in(hashes, value_set=pa.array(selection.hashes, pa.string())))
-    chosen = np.array(mask.to_numpy(zero_copy_only=False), dtype=bool)
-    if selection.keys:
-        chosen[rows_of(table, pa.array(selection.keys, pa.string()), storage)] = True
-    if selection.where is not None:
-        chosen[Dataset(storage.url, where=selection.where).rows] = True
-    return chosen
-
-
-def _named_in_ledger(storage: Storage, table: pa.Table, known: Sequence[Row], named: SourceSelection) -> Iterable[Row]:
-    """Return the ledger rows of sources that the selection names, including sources that were never packed."""
-    found: dict[str, Row] = {}
-    for name in map(encode_name, named.sources):
-        rows = [row for row in known if name in (row["source_id"], row["path"], ledger.whole_name(row["source_id"]))]
-        found |= {row["source_id"]: row for row in rows}
-        if rows:
-            continue
-        columns = [table[name].to_pylist() for name in ("source_id", "parent") if name in table.column_names]
-        names = {
-            one for column in columns for source in column if source for one in (source, ledger.whole_name(source))
-        }
-        if name not in names:
-            near = near_names(pa.chunked_array([pa.array(sorted(names), pa.string())]), name)
-            hint = f"did you mean {', '.join(map(repr, near))}? nothing was changed" if near else "nothing was changed"
-            raise UsageError(f"no source is called {name!r}", file=storage.url, hint=hint)
-    return found.values()
 
 
 def _check_reason(reason: str, sources: Collection[str], keys: Collection[str]) -> None:

@@ -30,7 +30,7 @@ from fastvid.media.container import fraction, open_demuxer
 from fastvid.media.ffmpeg import Limits, contents
 from fastvid.media.probe import OpenSource, private_copy
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profiles import Settings
+from fastvid.sharding.encode.profiles import QUIET, Settings
 from fastvid.sharding.encode.transcode import FfmpegLog, run_ffmpeg
 
 # Codecs that every M4A player supports.
@@ -59,17 +59,16 @@ class AudioSource:
 
 @dataclass(frozen=True, slots=True)
 class SampleAudio:
-    """The audio of all samples of a source, one entry per sample; None for a sample without audio."""
+    """The audio of all samples of a source: the M4A of each and its properties; None for a sample without audio."""
 
-    members: tuple[bytes | None, ...]
-    infos: tuple[AudioInfo | None, ...]
+    tracks: tuple[tuple[bytes, AudioInfo] | None, ...]
     copied: bool = False
     warnings: tuple[str, ...] = ()
 
     @classmethod
     def none(cls, count: int, *warnings: str) -> SampleAudio:
         """Return the result for `count` samples without audio."""
-        return cls((None,) * count, (None,) * count, warnings=warnings)
+        return cls((None,) * count, warnings=warnings)
 
     def split(self, counts: Sequence[int]) -> Iterator[SampleAudio]:
         """Yield the audio of consecutive groups of samples, with the warnings that each group would get by itself.
@@ -78,11 +77,10 @@ class SampleAudio:
         """
         first = 0
         for count in counts:
-            last = first + count
-            members, infos = self.members[first:last], self.infos[first:last]
-            warnings = [*(one for one in self.warnings if one != NO_AUDIO), *([NO_AUDIO] if None in members else [])]
-            yield SampleAudio(members, infos, self.copied, tuple(warnings))
-            first = last
+            tracks = self.tracks[first : first + count]
+            warnings = [*(one for one in self.warnings if one != NO_AUDIO), *([NO_AUDIO] if None in tracks else [])]
+            yield SampleAudio(tracks, self.copied, tuple(warnings))
+            first += count
 
 
 def extract_audio(
@@ -101,7 +99,7 @@ def extract_audio(
             return SampleAudio.none(len(spans), NO_AUDIO)
         copied = choice == "copy" and found.codec in _COPIED
         data = _write(settings, source, found, spans, patience, copied=copied)
-        checked = [_check(member, float(end - start)) for member, (start, end) in zip(data, spans, strict=True)]
+        tracks = tuple(_check(member, float(end - start)) for member, (start, end) in zip(data, spans, strict=True))
     except SourceError as error:
         if error.transient:
             raise
@@ -110,10 +108,9 @@ def extract_audio(
         # FFmpeg reports a disk error like damage, so try again with a copy. The video need not be encoded again.
         with private_copy(source) as copy:
             return extract_audio(settings, copy, spans, patience)
-    members = tuple(member if info is not None else None for member, info in zip(data, checked, strict=True))
     warnings = [ENCODED] if choice == "copy" and not copied else []
-    warnings += [NO_AUDIO] if None in members else []
-    return SampleAudio(members, tuple(checked), copied, tuple(warnings))
+    warnings += [NO_AUDIO] if None in tracks else []
+    return SampleAudio(tracks, copied, tuple(warnings))
 
 
 def take_over_audio(data: bytes, count: int, seconds: float) -> SampleAudio:
@@ -125,10 +122,10 @@ def take_over_audio(data: bytes, count: int, seconds: float) -> SampleAudio:
     if count > 1:
         return SampleAudio.none(count, NOT_CUT)
     try:
-        info = _check(data, seconds)
+        track = _check(data, seconds)
     except SourceError:
         return SampleAudio.none(1, DAMAGED)
-    return SampleAudio.none(1, NO_AUDIO) if info is None else SampleAudio((data,), (info,), copied=True)
+    return SampleAudio.none(1, NO_AUDIO) if track is None else SampleAudio((track,), copied=True)
 
 
 def audio_seconds(source: OpenSource, spans: Sequence[tuple[Fraction, Fraction]], limits: Limits) -> float:
@@ -182,8 +179,7 @@ def _write(
     seconds = patience * audio_seconds(source, spans, settings.limits)
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile(prefix="fastvid-")) for _ in spans]
-        command = [settings.build.path, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+verbose", "-y"]
-        command += ["-cpuflags", "0", "-filter_complex_threads", "1"]
+        command = [settings.build.path, *QUIET, "-cpuflags", "0"]
         command += ["-f", source.container, "-protocol_whitelist", "file", "-threads", "1", "-i", source.url]
         for file, (start, end) in zip(files, spans, strict=True):
             command += _target(found, start, end, copied=copied)
@@ -218,8 +214,8 @@ def _check_log(log: FfmpegLog) -> None:
         raise SourceError(f"errors while decoding audio: {complaints[0]}", reason=Reason.DAMAGED)
 
 
-def _check(data: bytes, seconds: float) -> AudioInfo | None:
-    """Decode an M4A and return its properties; None if it contains no audio sample."""
+def _check(data: bytes, seconds: float) -> tuple[bytes, AudioInfo] | None:
+    """Decode an M4A and return it with its properties; None if it contains no audio sample."""
     if not data:
         return None
     try:
@@ -233,7 +229,7 @@ def _check(data: bytes, seconds: float) -> AudioInfo | None:
         raise SourceError(
             f"{samples / info.sample_rate:.2f} s of audio for {seconds:.2f} s of video", reason=Reason.DAMAGED
         )
-    return info if samples else None
+    return (data, info) if samples else None
 
 
 def count_samples(data: bytes | memoryview) -> int:

@@ -40,9 +40,10 @@ SWS_FLAGS: Final = "bicubic+accurate_rnd+bitexact+full_chroma_int"
 
 # Largest long side that hardware decoders of H.264 and VP9 support, in pixels.
 _MAX_SIDE: Final = 4096
-_QUIET: Final = (
+QUIET: Final = (
     "-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+verbose", "-filter_complex_threads", "1", "-y",
 )  # fmt: skip
+"""Options of every run of ffmpeg."""
 _MATRICES: Final = {
     Matrix.BT709: "bt709", Matrix.FCC: "fcc", Matrix.SMPTE240M: "smpte240m", Matrix.BT2020_NCL: "bt2020",
 }  # fmt: skip
@@ -414,7 +415,7 @@ def build_command(
         options = output_options(profile, geometry.cropped, frames=most, full_range=profile.full_range)
         outputs.append(ffmpeg.output(branch, url, **options, **({"copyts": None} if by_times else {})))
     command: list[str] = ffmpeg.merge_outputs(*outputs).get_args()
-    return [build.path, *_QUIET, *command]
+    return [build.path, *QUIET, *command]
 
 
 def _cut(picture: Any, rate: Fraction, first: int, last: int) -> Any:
@@ -435,7 +436,7 @@ def build_check(settings: Settings, info: SourceInfo, source_url: str) -> list[s
     # times as errors.
     picture = source["V:0"].filter("settb", "1").filter("setpts", "N*1000000")
     command: list[str] = ffmpeg.output(picture, "-", f="null", fps_mode="passthrough").get_args()
-    return [settings.build.path, *_QUIET, *command]
+    return [settings.build.path, *QUIET, *command]
 
 
 def input_options(build: FfmpegBuild, info: SourceInfo, limits: Limits, seek: float | None = None) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def _encoded(frames: Iterator[VideoFrame], rate: Fraction, percent: int) -> Iter
     for number, frame in enumerate(frames):
         if frame.pts is None or frame.time_base is None or frame.pts * frame.time_base * rate != number:
             raise SourceError(f"frame {number} is not on the grid of {rate} a second", reason=Reason.VERIFY_FAILED)
-        y, u, v = (_plane(frame, number) for number in range(3))
+        y, u, v = (plane_of(frame, number) for number in range(3))
         # Repeat each chroma level four times: libjpeg takes the mean of the four, which is the level itself.
         picture = np.dstack([y, *(np.repeat(np.repeat(plane, 2, 0), 2, 1) for plane in (u, v))])
         target = io.BytesIO()
@@ -105,6 +105,7 @@ def _scaled(steps: Sequence[int], percent: int) -> list[int]:
     return [min(max((step * percent + 50) // 100, 1), 255) for step in steps]
 
 
-def _plane(frame: VideoFrame, number: int) -> UInt8Array:
+def plane_of(frame: VideoFrame, number: int) -> UInt8Array:
+    """Return a plane of a frame, uint8 [H, W], as a view."""
     plane: Any = frame.planes[number]  # supports the buffer protocol, but PyAV's stubs do not say so
     return np.ndarray((plane.height, plane.width), np.uint8, plane, 0, (plane.line_size, 1))

@@ -54,6 +54,7 @@ from fastvid.runtime.arrays import UInt8Array, UInt32Array
 from fastvid.runtime.processes import how_it_ended
 from fastvid.sharding.encode.flow import FlowSettings, estimate_flow
 from fastvid.sharding.encode.profiles import (
+    QUIET,
     DecodeWindow,
     Profile,
     Settings,
@@ -62,7 +63,7 @@ from fastvid.sharding.encode.profiles import (
     output_options,
     written_timing,
 )
-from fastvid.sharding.encode.tiles import write_tiles
+from fastvid.sharding.encode.tiles import plane_of, write_tiles
 
 
 def verify(
@@ -223,26 +224,23 @@ def run_ffmpeg(
     assert process.stderr is not None
     reader = threading.Thread(target=log.read, args=(process.stderr,), daemon=True)
     deadline = time.monotonic() + seconds
-    # Kill ffmpeg after the time limit: if it stops reading, writing to it would block forever.
+    # If ffmpeg stops reading, writing to it would block forever; Popen.wait with a timeout would poll.
     killer = threading.Timer(seconds, process.kill)
     try:
         reader.start()
+        killer.start()
         with contextlib.suppress(ProcessLookupError):
             # Allow twice the wall time, so that for a single thread the wall-time limit applies first.
             confine_child(process.pid, limits, cpu_seconds=2 * seconds)
         if stdin is not None and process.stdin is not None:
-            killer.start()
             # If the program exits early, its log says why.
             with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
                 for data in stdin:
                     pipe.write(data)
-        # Wait for the thread that reads the log, which ends when ffmpeg does; Popen.wait with a timeout would poll.
-        reader.join(max(0.0, deadline - time.monotonic()))
-        log.status = process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        reader.join()
+        log.status = process.wait()
         if log.status == -signal.SIGKILL and time.monotonic() >= deadline:
-            raise _too_slow(seconds)
-    except subprocess.TimeoutExpired as error:
-        raise _too_slow(seconds) from error
+            raise SourceError(f"ffmpeg took longer than {seconds:.0f} s", reason=Reason.TIMEOUT, transient=True)
     finally:
         killer.cancel()
         process.kill()
@@ -252,10 +250,6 @@ def run_ffmpeg(
     if any(line.endswith(_FULL) for line in log.lines):
         raise no_space()
     return log
-
-
-def _too_slow(seconds: float) -> SourceError:
-    return SourceError(f"ffmpeg took longer than {seconds:.0f} s", reason=Reason.TIMEOUT, transient=True)
 
 
 _UNREFERENCED: Final = "mmco: unref short failure"
@@ -351,7 +345,7 @@ def encode_flow(
         data = _sample(file.fileno(), profile, rate)
     decoded: list[float] = []
     check = partial(verify, data, profile, frames=(shape.num_frames,) * 2, rate=rate, size=size, full_range=True)
-    check(on_frame=lambda _, frame: decoded.append(float(_plane(frame).mean())))
+    check(on_frame=lambda _, frame: decoded.append(float(plane_of(frame, 0).mean())))
     worst = max((abs(a - b) for a, b in zip(means, decoded, strict=True)), default=0.0)
     if worst > _MEAN_LEVELS:
         raise SourceError(
@@ -364,8 +358,16 @@ def encode_flow(
 def _flow_command(settings: Settings, size: tuple[int, int], rate: Fraction, frames: int, target: str) -> list[str]:
     profile = settings.profile
     pix_fmt = "yuvj420p" if profile.full_range else "yuv420p"
-    command = [settings.build.path, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+verbose", "-y"]
-    command += ["-f", "rawvideo", "-pixel_format", pix_fmt, "-video_size", f"{size[0]}x{size[1]}"]
+    command = [
+        settings.build.path,
+        *QUIET,
+        "-f",
+        "rawvideo",
+        "-pixel_format",
+        pix_fmt,
+        "-video_size",
+        f"{size[0]}x{size[1]}",
+    ]
     command += ["-framerate", str(rate), "-threads", "1", "-i", "pipe:0", "-map", "0:v:0"]
     # Tag input and output as full range, so that no build of ffmpeg inserts a conversion.
     command += ["-filter:v", f"{tagged(full_range=True)},setsar=1"]
@@ -378,9 +380,4 @@ def _luma(video: bytes) -> Iterator[UInt8Array]:
     """Yield the luma of every frame, uint8 [H, W]."""
     with open_demuxer(video, "mov") as container:
         for frame in container.decode(video_stream(container)):
-            yield _plane(frame).copy()
-
-
-def _plane(frame: Any) -> UInt8Array:
-    plane: Any = frame.planes[0]  # supports the buffer protocol, but PyAV's stubs do not say so
-    return np.ndarray((frame.height, frame.width), np.uint8, plane, 0, (plane.line_size, 1))
+            yield plane_of(frame, 0).copy()

@@ -1,4 +1,5 @@
-"""What an engine, which processes sources, must do; and the engine that uses processes on this machine.
+"""The engine that processes sources in processes on this machine.
+
 An engine takes tasks and yields one outcome for each, in any order, even if workers die. Consecutive tasks of one file
 should go to one worker, which then fetches and probes it once (`fastvid.sharding.work.tasks`). The engine decides
 nothing else: the job decides what is encoded, what is retried, where samples are written and what goes into the ledger,
@@ -17,7 +18,6 @@ import importlib
 import os
 import queue
 import re
-import selectors
 import signal
 import subprocess
 import sys
@@ -26,8 +26,9 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from typing import IO, Any, Final
 
 import fastvid
 from fastvid.errors import FormatError, UsageError, WorkerError
@@ -46,28 +47,6 @@ from fastvid.runtime.values import check_choice
 from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.work.tasks import Outcome, SourceTask, group_by_file
 
-
-class Engine(Protocol):
-    """Runs tasks in other processes or machines.
-
-    Tasks of one file go to one call of `fastvid.sharding.work.encode.encode_clips`, which may crash, hang or return
-    garbage. The outcomes are the same as with one call for each task.
-    """
-
-    def __init__(self, settings: Settings, workers: int | None = None, address: str | None = None) -> None: ...
-
-    def run(self, tasks: Iterable[SourceTask]) -> Iterator[Outcome]:
-        """Encode the tasks' sources, taking a task only when a worker is free. May be called again.
-
-        If a task's process or machine died, its outcome is transient.
-        """
-        ...
-
-    def close(self) -> None:
-        """Stop all workers at once, even those with a task in flight."""
-        ...
-
-
 ENGINES: Final = {
     "local": "fastvid.sharding.engines.local:LocalEngine",
     "ray": "fastvid.sharding.job.ray_engine:RayEngine",
@@ -76,7 +55,7 @@ ENGINES: Final = {
 
 
 def open_engine(name: str, settings: Settings, *, workers: int | None = None, address: str | None = None) -> Any:
-    """Create an engine by name: an `Engine`, or one with `make_shards`, see `fastvid.sharding.job.run.Job.run`.
+    """Create an engine by name: one as `LocalEngine`, or with `make_shards`, see `fastvid.sharding.job.run.Job.run`.
 
     No process is started yet.
     """
@@ -132,10 +111,14 @@ class Child:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 
-    def kill(self) -> tuple[int, str]:
-        """Kill the child and its children; return its exit status and a summary of its standard error."""
+    def stop(self) -> None:
+        """Kill the child and its children, so that `receive` raises EOFError in the thread that waits in it."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def kill(self) -> tuple[int, str]:
+        """Kill the child and its children; return its exit status and a summary of its standard error."""
+        self.stop()
         status = self._process.wait()
         with contextlib.suppress(BrokenPipeError):
             self._input.close()
@@ -195,7 +178,11 @@ _EXIT_SECONDS: Final = 2.0
 
 
 class LocalEngine:
-    """Encodes in processes on this machine, one file at a time in each."""
+    """Encodes in processes on this machine, one file at a time in each.
+
+    Tasks of one file go to one call of `fastvid.sharding.work.encode.encode_clips`, which may crash, hang or return
+    garbage. The outcomes are the same as with one call for each task.
+    """
 
     def __init__(self, settings: Settings, workers: int | None = None, address: str | None = None) -> None:
         if address is not None:
@@ -210,34 +197,33 @@ class LocalEngine:
         self._unfinished: list[list[SourceTask]] = []
 
     def run(self, tasks: Iterable[SourceTask]) -> Iterator[Outcome]:
-        """See `fastvid.sharding.engines.local.Engine`."""
-        waiting = group_by_file(tasks)
-        outcomes: list[Outcome] = []
-        with selectors.DefaultSelector() as selector:
-            for worker in self._pool:
-                selector.register(worker.output, selectors.EVENT_READ, worker)
-            while True:
-                # Assign before yielding, so that workers are busy while the job stores the outcomes.
-                self._assign(waiting, selector)
+        """Encode the tasks' sources, taking a task only when a worker is free. May be called again.
+
+        If a task's process died, its outcome is transient.
+        """
+        waiting, outcomes = group_by_file(tasks), list[Outcome]()
+        while True:
+            # Assign before yielding, so that workers are busy while the job stores the outcomes.
+            self._assign(waiting)
+            yield from outcomes
+            outcomes.clear()
+            busy = [worker for worker in self._pool if worker.tasks]
+            if not busy:
+                return
+            try:
+                self._poll(max(0.0, min(worker.left for worker in busy)), outcomes)
+            except WorkerError:
+                # Flush finished outcomes so that a resumed job does not repeat them.
                 yield from outcomes
-                outcomes.clear()
-                busy = [worker for worker in self._pool if worker.tasks]
-                if not busy:
-                    return
-                try:
-                    self._poll(selector, max(0.0, min(worker.left for worker in busy)), outcomes)
-                except WorkerError:
-                    # Flush finished outcomes so that a resumed job does not repeat them.
-                    yield from outcomes
-                    raise
+                raise
 
     def close(self) -> None:
-        """See `fastvid.sharding.engines.local.Engine`."""
+        """Stop all workers at once, even those with a task in flight."""
         for worker in self._pool:
             worker.kill()
         self._pool = []
 
-    def _assign(self, waiting: Iterator[list[SourceTask]], selector: selectors.BaseSelector) -> None:
+    def _assign(self, waiting: Iterator[list[SourceTask]]) -> None:
         idle = [worker for worker in self._pool if not worker.tasks]
         while idle or len(self._pool) < self.workers:
             tasks = self._unfinished.pop() if self._unfinished else next(waiting, None)
@@ -248,25 +234,23 @@ class LocalEngine:
             else:
                 worker = _WorkerProcess(self.settings)
                 self._pool.append(worker)
-                selector.register(worker.output, selectors.EVENT_READ, worker)
             worker.assign(tasks)
 
-    def _poll(self, selector: selectors.BaseSelector, pause: float, outcomes: list[Outcome]) -> None:
+    def _poll(self, pause: float, outcomes: list[Outcome]) -> None:
         """Wait for messages or a deadline, and append the finished outcomes."""
-        for key, _ in selector.select(pause):
-            worker: _WorkerProcess = key.data
+        ready = wait([worker.output.fileno() for worker in self._pool], pause)
+        for worker in [worker for worker in self._pool if worker.output.fileno() in ready]:
             try:
                 for outcome in worker.outcomes():
                     outcomes.append(outcome)
                     self._startup_deaths = 0
             except (FormatError, EOFError):
-                outcomes += self._remove(worker, selector, stuck=False)
+                outcomes += self._remove(worker, stuck=False)
         for worker in [worker for worker in self._pool if worker.tasks and worker.left < 0]:
-            outcomes += self._remove(worker, selector, stuck=True)
+            outcomes += self._remove(worker, stuck=True)
 
-    def _remove(self, worker: _WorkerProcess, selector: selectors.BaseSelector, *, stuck: bool) -> list[Outcome]:
+    def _remove(self, worker: _WorkerProcess, *, stuck: bool) -> list[Outcome]:
         """Remove a worker that has died or is stuck; return the outcomes of the tasks that it worked on."""
-        selector.unregister(worker.output)
         self._pool.remove(worker)
         if not stuck:
             worker.wait(_EXIT_SECONDS)

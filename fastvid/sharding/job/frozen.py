@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -24,14 +24,13 @@ from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import things
 from fastvid.sharding.job.lock import Staging, first_of
+from fastvid.sharding.job.members import columns_from_json, columns_to_json
 from fastvid.sharding.job.plan import JobPart, digest
-from fastvid.sharding.job.restore import columns_from_json, columns_to_json
 from fastvid.sharding.job.run import ShardWork
-from fastvid.sharding.sources.roots import check_exists
-from fastvid.sharding.sources.sources import BY_ID, Source, SourceList, told_names
+from fastvid.sharding.sources.sources import BY_ID, Source, SourceList, check_exists, told_names
 from fastvid.sharding.sources.spool import Spool, sort
 from fastvid.sharding.sources.tars import gather_sources, paths_of
-from fastvid.storage import LocalStorage, Storage
+from fastvid.storage import Storage
 from fastvid.storage.urls import is_remote
 
 _LOG = logging.getLogger(__name__)
@@ -59,15 +58,10 @@ def starting(
 ) -> Callable[[], Any]:
     """Return a function that calls `start_work`; the caller calls it when the folder is locked.
 
-    The sources of a new job are listed at once, so that if they are wrong no folder is made. For a part of a job only
-    the existence of local sources is checked here: the first of the parts lists them.
+    For a part of a job only the existence of local sources is checked here: the first of the parts lists them.
     """
-    given = given_sources(sources, annotations, **looking)
     gather = partial(gather_sources, sources, annotations, **looking)
-    if part is None and isinstance(storage, LocalStorage) and Staging(storage).job() is None:
-        found = gather()
-        return partial(start_work, storage, given, part, lambda: found, make)
-    return partial(start_work, storage, given, part, gather, make)
+    return partial(start_work, storage, given_sources(sources, annotations, **looking), part, gather, make)
 
 
 def start_work(
@@ -168,19 +162,15 @@ def _thaw(
     ends, count = head["ends"], len(head["ends"]) - 2
     wanted = [number for number in range(count + 1) if part is None or (number < count and part.has(number))]
     made, shards = Spool[Source](), list[Sequence[Source]]([()] * (count + 1))
-    for number, read in zip(wanted, _read(storage, f"{name}.sources", [ends[n : n + 2] for n in wanted]), strict=True):
+    places = [(ends[number], memoryview(bytearray(ends[number + 1] - ends[number]))) for number in wanted]
+    storage.read_into(f"{name}.sources", places)
+    for number, (_, data) in zip(wanted, places, strict=True):
+        read = [_from_json(told) for told in json.loads(zlib.decompress(data))]
         made.extend(read)
         shards[number] = made[len(made) - len(read) :]
     sources = Spool(sort(made, BY_ID))
     listed = {key: identity[key] for key in _LISTED if key in identity}
     return SourceList(sources, tuple(head["classes"]), head["ignored"], shards[:count], listed)
-
-
-def _read(storage: Storage, name: str, places: Sequence[Sequence[int]]) -> Iterator[list[Source]]:
-    buffers = [(start, memoryview(bytearray(end - start))) for start, end in places]
-    storage.read_into(name, buffers)
-    for _, data in buffers:
-        yield [_from_json(told) for told in json.loads(zlib.decompress(data))]
 
 
 def _name(identity: Mapping[str, Any]) -> str:

@@ -27,25 +27,16 @@ from fastvid.format.writing import sample_members, write_shard
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.index_video import Proof
 from fastvid.media.reasons import Reason
-from fastvid.runtime.names import encode_name
+from fastvid.runtime.names import decode_name, encode_name
 from fastvid.runtime.values import check_choice, check_integers, check_seconds, count, size, things
 from fastvid.sharding.encode.flow import PICTURES, choose_streams
 from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
-from fastvid.sharding.job.frozen import Changes, starting
-from fastvid.sharding.job.ledger import (
-    PackedSample,
-    Part,
-    block,
-    problem_row,
-    read_blocked,
-    read_ledger,
-    rows_table,
-    settle_rows,
-    write_ledger,
-)
+from fastvid.sharding.job import ledger
+from fastvid.sharding.job.frozen import Changes, compare_sources, starting
+from fastvid.sharding.job.ledger import PackedSample, Part
 from fastvid.sharding.job.lock import lock_folder, scratch_folder
+from fastvid.sharding.job.members import annotate_members, annotation_row, dataset_record, with_record
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart, differences, digest, job_identity, plan_shards
-from fastvid.sharding.job.restore import annotate_members, annotation_row, dataset_record, with_record
 from fastvid.sharding.job.run import How, Job, ShardWork, SourceWork, View
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.work.tasks import EncodedSample
@@ -104,14 +95,14 @@ def commit_job(work: ShardWork, parts: Sequence[Part], command: str) -> pa.Table
     """Write the ledger, commit the first generation, and return the ledger."""
     storage, found, identity = work.storage, work.found, work.committed_identity(parts)
     rows = [row for part in parts for row in part.rows]
-    rows += [problem_row(source, *source.problem) for source in found.sources if source.problem is not None]
-    rows, hidden = settle_rows(rows, read_blocked(storage), drop_duplicates=work.drop_duplicates)
-    ledger = write_ledger(storage, rows, identity)
+    rows += [ledger.problem_row(source, *source.problem) for source in found.sources if source.problem is not None]
+    rows, hidden = ledger.settle_rows(rows, ledger.read_blocked(storage), drop_duplicates=work.drop_duplicates)
+    table = ledger.write_ledger(storage, rows, identity)
     shards = shard_records(parts, work.profile)
     if not shards:
-        reasons = Counter(ledger["reason"].to_pylist()).most_common()
+        reasons = Counter(table["reason"].to_pylist()).most_common()
         raise JobError(
-            f"none of {ledger.num_rows} sources could be packed: "
+            f"none of {table.num_rows} sources could be packed: "
             + ", ".join(f"{count} {reason}" for reason, count in reasons),
             file=storage.url,
             hint=f"see {LEDGER} for the reason of each",
@@ -120,7 +111,7 @@ def commit_job(work: ShardWork, parts: Sequence[Part], command: str) -> pa.Table
     note = f"fastvid {command}"
     generation = Generation(1, shards, work.streams, found.classes, note=note, extras=work.extras)
     commit_generation(storage, dataset_id(identity), generation, annotations_of(parts, found, labels, hidden))
-    return ledger
+    return table
 
 
 def dataset_id(identity: Mapping[str, Any]) -> str:
@@ -142,25 +133,25 @@ def run(
                 lease.end()  # delete the record of a run that was killed when everything was done
             return work
         tell_sources(work)
-        job, blocked = Job(work, how, home=storage), read_blocked(storage)
+        job, blocked = Job(work, how, home=storage), ledger.read_blocked(storage)
         if work.storage.exists(DATASET_JSON):
             # If this job was killed after its commit, only its temporary files have to be deleted.
             is_own = job.staging.job() == work.identity
-            ledger = read_ledger(storage)[0] if is_own else finished_ledger(storage, work.identity, work.found)
+            table = ledger.read_ledger(storage)[0] if is_own else finished_ledger(storage, work.identity, work.found)
         else:
             parts = job.run(work.open_engine(how, blocked), lease)
             if how.mine is not None:
-                rows = rows_table(row for part in parts for row in part.rows)
+                rows = ledger.rows_table(row for part in parts for row in part.rows)
                 return JobReport(storage.url, rows, work.found.ignored, how.mine)
             try:
-                ledger = commit(work, parts, how.command)
+                table = commit(work, parts, how.command)
             except JobError:
                 if all(part.digest is None for part in parts):
                     job.end()  # the same command tries all sources again: servers and disks may answer then
                 raise
         job.end()
         lease.end()
-    return JobReport(storage.url, ledger, work.found.ignored)
+    return JobReport(storage.url, table, work.found.ignored)
 
 
 def tell_sources(work: ShardWork) -> None:
@@ -378,7 +369,8 @@ def transcode_dataset(
         raise UsageError(f"sound of a dataset cannot be encoded as {audio!r}", hint="use copy or drop")
     old = open_storage(dataset)
     generation = read_generation(old)[1]
-    block(open_storage(out), read_blocked(old))  # sources that the old dataset blocks are blocked in the new one too
+    # Sources that the old dataset blocks are blocked in the new one too.
+    ledger.block(open_storage(out), ledger.read_blocked(old))
     return run_job(
         [dataset],
         out,
@@ -403,27 +395,25 @@ def finished_ledger(storage: Storage, identity: Mapping[str, Any], found: Source
     again = ", `fastvid index DIR` what changed" if "proof" in identity else " or changed"
     takes = f"`fastvid add` takes what is new{again}"
     if storage.exists(LEDGER):
-        ledger, before = read_ledger(storage)
+        table, before = ledger.read_ledger(storage)
         changes = list(differences(before, identity))
         if not changes:
             _LOG.info("the dataset in %s is complete", storage.url)
-            if told := str(_since(ledger, found)):
+            if told := str(_since(table, found)):
                 _LOG.warning("since then %s; %s", told, takes)
-            return ledger
+            return table
         name = changes[0][0]
         of_sources = all(one.startswith(("sources.", "annotations.")) for one, _, _ in changes)
-        if of_sources and (told := str(_since(ledger, found))):
+        if of_sources and (told := str(_since(table, found))):
             name, hint = f"its sources: since then {told}", takes
     raise UsageError(f"the folder contains a dataset made by a job that differs in {name}", file=storage.url, hint=hint)
 
 
-def _since(ledger: pa.Table, found: SourceList) -> Changes:
+def _since(table: pa.Table, found: SourceList) -> Changes:
     """Return which sources are new, changed or gone, compared with a ledger."""
-    rows = {row["source_id"]: row for row in ledger.select(["source_id", "bytes_in", "source_tag"]).to_pylist()}
-    now = {encode_name(source.id): source for source in found.sources}
-    both = [(rows[name], now[name]) for name in sorted(rows.keys() & now.keys())]
-    changed = [row["source_id"] for row, one in both if not one.is_version(row["bytes_in"], row["source_tag"])]
-    return Changes(sorted(now.keys() - rows.keys()), sorted(rows.keys() - now.keys()), changed)
+    rows = table.select(["source_id", "bytes_in", "source_tag"]).to_pylist()
+    known = (Source(decode_name(row["source_id"]), "", row["bytes_in"] or 0, tag=row["source_tag"]) for row in rows)
+    return compare_sources(known, found.sources)
 
 
 class EncodeShards(SourceWork):

@@ -36,7 +36,7 @@ from fastvid.runtime.names import encode_name
 from fastvid.runtime.progress import Progress
 from fastvid.runtime.values import things
 from fastvid.sharding.encode.profiles import Settings
-from fastvid.sharding.engines.local import Engine, open_engine
+from fastvid.sharding.engines.local import LocalEngine, open_engine
 from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, part_stems, read_part, write_part
 from fastvid.sharding.job.lock import JobLease, Staging
 from fastvid.sharding.job.plan import JobPart, differences, file_order
@@ -199,7 +199,7 @@ class SourceWork(ShardWork):
         return Part(stem, rows, packed, digest, self.encoder, self.write_signals(stem, packed))
 
 
-def retry_alone(engine: Engine, task: SourceTask) -> Outcome:
+def retry_alone(engine: LocalEngine, task: SourceTask) -> Outcome:
     """Retry a task whose outcome was transient, without others in parallel, and return its final outcome.
 
     If its worker dies, the source is retried a second time, because something else may have killed the worker.
@@ -350,9 +350,9 @@ class Job:
     def run(self, engine: Any, lease: JobLease | None = None) -> list[Part]:
         """Process and write what is missing; return the records of the shards, in order. Closes the engine.
 
-        `engine`: an `Engine`; None if no source has to be processed; or one with a method `make_shards`, which makes
-        whole shards elsewhere: it writes the shards with the given numbers and their parts of the ledger, and yields
-        the number of each finished shard. `lease`: the lease on the dataset; it is checked before each shard is
+        `engine`: one as `LocalEngine`; None if no source has to be processed; or one with a method `make_shards`, which
+        makes whole shards elsewhere: it writes the shards with the given numbers and their parts of the ledger, and
+        yields the number of each finished shard. `lease`: the lease on the dataset; it is checked before each shard is
         written.
         """
         self._lease = lease
@@ -420,7 +420,7 @@ class Job:
         else:
             _LOG.info("resuming the unfinished %s in %s", what, self._home.url)
 
-    def make(self, engine: Engine | None) -> None:
+    def make(self, engine: LocalEngine | None) -> None:
         """Make the missing shards with an engine that processes sources."""
         todo = list(self._take_stock())
         # A thread writes shards. Hashing, checksums and disk writes release the GIL, so workers get tasks meanwhile.

@@ -133,11 +133,8 @@ def read_status(folder: str) -> FolderStatus:
     storage = open_storage(folder)
     now = datetime.now(UTC)
     names = storage.list(f"{LEDGER_PARTS}/")
-    job = None
-    for kind, prefix in _JOBS.items():
-        if f"{prefix}job.json" in names:
-            job = _read_job(storage, kind, names, now)
-            break
+    kind = next((kind for kind, prefix in _JOBS.items() if f"{prefix}job.json" in names), None)
+    job = None if kind is None else _read_job(storage, kind, names, now)
     return FolderStatus(storage.url, f"{now:%Y-%m-%dT%H:%M:%SZ}", _read_dataset(storage), job)
 
 
@@ -172,7 +169,8 @@ def _read_job(storage: Storage, kind: str, names: Sequence[str], now: datetime) 
     shards_done = sum("/" not in name and name.endswith(".parquet") for name in made)
     running = [part for part in parts if part.state == "running"]
     sources = identity.sources.number
-    done, rejected = sum(part.sources_done for part in parts), sum(part.rejected for part in parts)
+    sums = {name: sum(getattr(part, name) for part in parts) for name in ("sources_done", "rejected", "bytes")}
+    done = sums["sources_done"]
     reasons = sum((Counter(part.reasons) for part in parts), Counter[str]())
     rate = sum(part.sources_per_second for part in running)
     left = [(part.sources - part.sources_done) / part.sources_per_second for part in running if part.sources_per_second]
@@ -184,11 +182,9 @@ def _read_job(storage: Storage, kind: str, names: Sequence[str], now: datetime) 
         shards=shards,
         shards_done=shards_done,
         sources=sources,
-        sources_done=done,
-        packed=done - rejected,
-        rejected=rejected,
+        packed=done - sums["rejected"],
         reasons=dict(sorted(reasons.items())),
-        bytes=sum(part.bytes for part in parts),
+        **sums,
         sources_per_second=rate,
         seconds_left=max([(sources - done) / rate, *left]) if rate else None,
         parts=parts,
@@ -200,14 +196,9 @@ def _last_division(records: Sequence[_Record]) -> list[_Record]:
 
     A job may have been started with another N before; its parts would count the same shards again.
     """
-
-    def division(record: _Record) -> str:
-        return (record.part or "").partition("/")[2]
-
-    if not records:
-        return []
-    last = division(max(records, key=lambda record: record.started))
-    return [record for record in records if division(record) == last]
+    divisions = [(record.part or "").partition("/")[2] for record in records]
+    last = max(zip(records, divisions, strict=True), key=lambda pair: pair[0].started, default=(None, ""))[1]
+    return [record for record, division in zip(records, divisions, strict=True) if division == last]
 
 
 def _part(record: _Record, now: datetime) -> PartStatus:

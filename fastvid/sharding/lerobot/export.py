@@ -21,7 +21,7 @@ from fastvid.format.schema import LEROBOT, to_parquet
 from fastvid.runtime import faults
 from fastvid.runtime.arrays import BoolArray, IntArray
 from fastvid.sharding.lerobot.read import DATA_PATH, STATS, VIDEO_PATH
-from fastvid.sharding.sources.roots import LEROBOT_INFO as INFO
+from fastvid.sharding.sources.sources import LEROBOT_INFO as INFO
 from fastvid.storage import Storage
 
 # LeRobot's defaults for the size of a file of videos, and of signals in memory, from which on the next episode begins a

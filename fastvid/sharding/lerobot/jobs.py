@@ -34,8 +34,7 @@ from fastvid.sharding.job.plan import digest
 from fastvid.sharding.job.run import How, ShardWork, View
 from fastvid.sharding.lerobot import read
 from fastvid.sharding.lerobot.read import EPISODES_PER_SHARD, LeRobotDataset
-from fastvid.sharding.sources.roots import LEROBOT_INFO
-from fastvid.sharding.sources.sources import Source
+from fastvid.sharding.sources.sources import LEROBOT_INFO, Source
 from fastvid.sharding.work.tasks import EncodedSample, Outcome, SourceTask
 from fastvid.storage import Storage, open_storage
 

@@ -30,7 +30,7 @@ from fastvid.format.planes import DepthScale
 from fastvid.format.schema import DEPTH, LEROBOT, SIGNALS, STREAM_PATTERN, from_parquet
 from fastvid.media.reasons import Reason
 from fastvid.runtime.values import as_type
-from fastvid.sharding.sources.roots import LEROBOT_INFO as INFO
+from fastvid.sharding.sources.sources import LEROBOT_INFO as INFO
 from fastvid.sharding.sources.sources import Source, SourceList, check_inside
 from fastvid.storage import LocalStorage, Storage, open_storage
 from fastvid.storage.protocol import check_name

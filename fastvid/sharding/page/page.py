@@ -28,7 +28,7 @@ from fastvid.runtime.processes import available_cores
 from fastvid.runtime.progress import Progress
 from fastvid.runtime.values import count, duration, percent, size, things
 from fastvid.sharding.page.summary import ClassCount, Summary, Total, Totals, describe
-from fastvid.videos.pictures import encode_picture
+from fastvid.videos.pictures import encode_picture, spread
 from fastvid.videos.video import decode_frames
 
 _LOG = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def make_contact_sheet(summary: Summary, *, max_bytes: int) -> ContactSheet:
     frames = _frames_that_fit([make(row, _FRAMES[0]) for row in first[:_PROBES]], len(first), max_bytes)
     most = min(max(_TILES // max(len(rows), 1), _PER_CLASS[0]), _PER_CLASS[1])
     # The first of every class, then the second of every class, and so on, so that stopping early is fair.
-    turns = zip_longest(*(_spread(samples, most) for samples in rows.values()))
+    turns = zip_longest(*([samples[n] for n in spread(len(samples), most)] for samples in rows.values()))
     wanted = [row for turn in turns for row in turn if row is not None]
     sheet, room, undecoded = ContactSheet(), max_bytes, set[str]()
     names = summary.class_names
@@ -110,11 +110,8 @@ def make_contact_sheet(summary: Summary, *, max_bytes: int) -> ContactSheet:
 def pick_frames(num_frames: int, seconds: float, count: int) -> npt.NDArray[np.int64]:
     """Return evenly spaced frames from the middle seconds of a video, int64 [min(count, num_frames)], ascending."""
     window = max(1, min(num_frames, round(num_frames * min(1.0, _WINDOW_SECONDS / max(seconds, 1e-9)))))
-    count = min(count, num_frames)
-    window = max(window, count)
-    start = (num_frames - window) // 2
-    picks: npt.NDArray[np.int64] = start + (np.arange(count) * 2 + 1) * window // (2 * count)
-    return picks
+    window = max(window, min(count, num_frames))
+    return (num_frames - window) // 2 + spread(window, count)
 
 
 def _strip(dataset: Dataset, sample: int, seconds: float, count: int) -> FrameStrip | None:
@@ -148,12 +145,6 @@ def _frames_that_fit(probes: Sequence[FrameStrip | None], classes: int, max_byte
     if not sizes:
         return _FRAMES[0]
     return int(np.clip(max_bytes / (classes * float(np.mean(sizes))), _FRAMES[1], _FRAMES[0]))
-
-
-def _spread(samples: Sequence[int], most: int) -> list[int]:
-    """Return at most `most` samples, evenly spaced."""
-    count = min(most, len(samples))
-    return [samples[(2 * n + 1) * len(samples) // (2 * count)] for n in range(count)]
 
 
 _SHOWN_CLASSES: Final = 2000

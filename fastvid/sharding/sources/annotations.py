@@ -46,10 +46,9 @@ from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.runtime.names import VIDEO_SUFFIXES, is_video, meant
 from fastvid.runtime.values import check_choice, things
 from fastvid.sharding.sources import tables
-from fastvid.sharding.sources.roots import LISTS
-from fastvid.sharding.sources.sources import SPLITS, split_of
+from fastvid.sharding.sources.sources import LISTS
 from fastvid.sharding.sources.spool import Spool
-from fastvid.sharding.sources.tables import LABELS, AnnotationRow, Annotations, Columns, NumberedRecord
+from fastvid.sharding.sources.tables import LABELS, AnnotationRow, Annotations, Columns, NumberedRecord, split_of
 from fastvid.storage import RemoteOptions
 from fastvid.storage.urls import FileUrl, is_remote, open_root
 
@@ -59,6 +58,7 @@ _PATH_AND_LABEL: Final = re.compile(
     r"^(.*(?:" + "|".join(re.escape(suffix) for suffix in sorted(VIDEO_SUFFIXES)) + r"))(?:\s+(.*))?$", re.IGNORECASE
 )
 
+_SCORES: Final = ("matching_score", "desirable_filtering", "shot_boundary_detection")  # of a clip of panda70m
 CAPTION_SETS: Final[Mapping[str, tuple[str, Columns]]] = {
     # panda70m_training_full.csv and the others: videoID,url,timestamp,caption,matching_score and, since October 2024,
     # desirable_filtering,shot_boundary_detection. Each but the first two is a list as Python prints it, with one item
@@ -66,15 +66,8 @@ CAPTION_SETS: Final[Mapping[str, tuple[str, Columns]]] = {
     "panda70m": (
         "csv",
         Columns(
-            {
-                "path": "videoID",
-                "segments": "timestamp",
-                "caption": "caption",
-                "matching_score": "matching_score",
-                "desirable_filtering": "desirable_filtering",
-                "shot_boundary_detection": "shot_boundary_detection",
-            },
-            frozenset({"matching_score", "desirable_filtering", "shot_boundary_detection"}),
+            {"path": "videoID", "segments": "timestamp", "caption": "caption", **{name: name for name in _SCORES}},
+            frozenset(_SCORES),
         ),
     ),
     # results_10M_train.csv: videoid,contentUrl,duration,page_dir,name. The file is page_dir/videoid.mp4.
@@ -182,7 +175,8 @@ def _read(spec: str, mapping: Columns) -> Annotations:
             part = _table(file, *CAPTION_SETS[kind])
         elif kind == "hf":
             table = _metadata(file)
-            part = _table(table, _form(table), Columns({"path": "file_name", **mapping.sources}))
+            check_choice(f"unknown ending {{}} of {table.name!r}", table.suffix[1:], _FORMS)
+            part = _table(table, table.suffix[1:], Columns({"path": "file_name", **mapping.sources}))
         else:
             part = _table(file, kind, mapping)
         tables.check_rows(part.rows)
@@ -254,7 +248,7 @@ def make_row(number: int, record: tables.Record, split: str | None) -> Annotatio
             raise UsageError(error.message, hint=error.hint, **{"row": number, "column": name, **error.where}) from None
     named = record.get("split") or split
     if named:
-        columns["split"] = SPLITS.get(named, named) if isinstance(named, str) else tables.plain_value(named)
+        columns["split"] = tables.SPLITS.get(named, named) if isinstance(named, str) else tables.plain_value(named)
     label = record.get("label")
     if isinstance(label, list | dict):
         raise UsageError(f"label is {label!r}", row=number, column="label", hint="put several into a column labels")
@@ -272,13 +266,6 @@ def _metadata(file: AnnotationFile) -> AnnotationFile:
     if found is None:
         raise UsageError("folder has no metadata.csv, metadata.jsonl or metadata.parquet", file=file.place, hint=_CELLS)
     return found
-
-
-def _form(file: AnnotationFile) -> str:
-    """Return the form of a table by the ending of its name."""
-    form = file.suffix[1:]
-    check_choice(f"unknown ending {{}} of {file.name!r}", form, _FORMS)
-    return form
 
 
 def _separator(lines: Sequence[str]) -> str | None:
@@ -367,10 +354,6 @@ class AnnotationFile:
         """Return its text, see `lines`."""
         return "".join(self.lines())
 
-    def folder(self) -> AnnotationFile:
-        """Return the folder that contains it."""
-        return AnnotationFile(posixpath.dirname(self.place.rstrip("/")) or ".")
-
     def files(self) -> list[AnnotationFile]:
         """Return the files in this folder, sorted by name; none if it cannot be listed, as on the web."""
         if not is_remote(self.place):
@@ -385,7 +368,8 @@ class AnnotationFile:
 
     def beside(self, ending: str) -> AnnotationFile | None:
         """Return the first file in the same folder whose name ends so; None if there is none."""
-        return next((file for file in self.folder().files() if file.name.endswith(ending)), None)
+        folder = AnnotationFile(posixpath.dirname(self.place.rstrip("/")) or ".")
+        return next((file for file in folder.files() if file.name.endswith(ending)), None)
 
 
 AVA_SECONDS: Final = 3.0
@@ -405,7 +389,7 @@ def read_kinetics(file: AnnotationFile) -> Annotations:
             raise UsageError("time_start or time_end is empty", row=number, hint="give both in seconds")
         label = record.pop("label", None)
         split = record.pop("split", None) or split_of(file.name)
-        columns = {**record, "split": SPLITS.get(split or "", split)}
+        columns = {**record, "split": tables.SPLITS.get(split or "", split)}
         name = f"{video}_{int(start):06d}_{int(end):06d}"
         rows.append(AnnotationRow(name, label or None, columns, start, end, video, number))
     return Annotations(tuple(rows), tables.class_order(rows))

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastvid.errors import FormatError, SourceError, UsageError
-from fastvid.format.schema import DATASET_JSON, check_unpacked
+from fastvid.format.schema import check_unpacked
 from fastvid.format.tar import read_members
 from fastvid.media.ffmpeg import is_full, no_space
 from fastvid.media.probe import unreadable
@@ -30,30 +30,11 @@ from fastvid.runtime.names import encode_name, is_video
 from fastvid.sharding.sources import sources
 from fastvid.sharding.sources.annotations import make_row, name_classes
 from fastvid.sharding.sources.sources import SourceFile, SourceList
-from fastvid.sharding.sources.tables import Columns, check_rows, class_order
+from fastvid.sharding.sources.tables import Columns, check_rows, class_order, split_of
 from fastvid.storage import LocalStorage
 
-PARQUET: Final = ".parquet"
 _BUFFER_BYTES: Final = 2**20
 _MAGIC: Final = {b"\xff\xd8\xff": "mjpeg", b"\x89PNG\r\n": "png"}
-
-
-def find_tables(root: str) -> list[str]:
-    """Return the Parquet files of a root: the root itself, or files below a folder; none if it is something else.
-
-    A folder with video files has none; datasets of fastvid below a folder are skipped.
-    """
-    if not os.path.isdir(root):
-        return [root] if root.endswith(PARQUET) and os.path.isfile(root) else []
-    if sources.has_videos(root):
-        return []
-    found = list[str]()
-    for folder, folders, names in os.walk(root):
-        if DATASET_JSON in names:
-            folders.clear()
-        else:
-            found += [os.path.join(folder, name) for name in names if name.endswith(PARQUET)]
-    return sorted(found)
 
 
 def table_sources(
@@ -87,7 +68,7 @@ def table_sources(
         ]
         class_names = class_names or _class_names(schema)
         for number, record in Columns(renamed).rows(list(enumerate(records, 1))):
-            rows.append(make_row(number, record, sources.split_of(path)))
+            rows.append(make_row(number, record, split_of(path)))
             places.append((path, *cells[number - 1]))
     check_rows(rows)
     found = name_classes(rows, class_order(rows), class_names)

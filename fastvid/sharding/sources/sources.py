@@ -15,9 +15,9 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby, pairwise
+from itertools import chain, groupby
 from operator import attrgetter
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -25,12 +25,17 @@ import numpy as np
 from fastvid.errors import StorageError, UsageError
 from fastvid.format.schema import KEY_PATTERN, MAX_KEY_BYTES, PICTURES
 from fastvid.media.reasons import Reason
-from fastvid.runtime.names import encode_name, is_video
-from fastvid.sharding.sources.roots import LEROBOT_INFO, check_root, refuse_lerobot
+from fastvid.runtime.names import encode_name, is_video, meant
 from fastvid.sharding.sources.spool import Spool, sort
-from fastvid.sharding.sources.tables import AnnotationRow, Annotations, class_names
+from fastvid.sharding.sources.tables import AnnotationRow, Annotations, class_names, seconds_text, split_of
 from fastvid.storage import RemoteOptions
 from fastvid.storage.urls import FileUrl, is_remote, open_root
+
+LISTS: Final = {".csv": "csv", ".json": "json", ".jsonl": "jsonl", ".parquet": "parquet", ".txt": "list"}
+"""The format of annotations that a file probably has, by its suffix."""
+
+LEROBOT_INFO: Final = "meta/info.json"
+"""The file that describes a LeRobot dataset, in its folder."""
 
 PICTURE_SUFFIXES: Final = frozenset({".jpeg", ".jpg", ".png"})
 """Suffixes of pictures that may be the frames of a video."""
@@ -42,25 +47,6 @@ _NOT_IN_KEYS: Final = re.compile(r"[^A-Za-z0-9_/-]")
 _NAMES: Final = 3  # maximum number of names of ignored files that are listed for each kind
 _NAMELESS: Final = frozenset({"hidden file", "special file", "linked folder"})
 _Ignored = dict[str, list[str]]
-
-SPLITS: Final = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validate": "val",
-    "validation": "val",
-    "test": "test",
-}
-"""The names of splits in files and folders, and the split that each means."""
-
-
-def split_of(name: str) -> str | None:
-    """Return the split that a name mentions, such as "train" for ``hmdb51_train_split_1.txt``."""
-    words = re.split(r"[^a-z]+", PurePath(name).stem.lower())
-    found = {SPLITS[word] for word in words if word in SPLITS}
-    return found.pop() if len(found) == 1 else None
-
 
 # A folder that file systems create for repairs, and only root may read.
 _RECOVERED: Final = "lost+found"
@@ -131,6 +117,32 @@ def file_at(url: str, *, with_query: bool = False) -> SourceFile:
 def public_path(path: str) -> str:
     """Return a path or URL that is safe to print and store: without a query, which may be a signature."""
     return str(FileUrl.parse(path)) if is_remote(path) else path
+
+
+def check_exists(path: str) -> None:
+    """Raise UsageError unless there is a local file or folder, given by its absolute path."""
+    if not os.path.exists(path):
+        folder, name = os.path.split(path)
+        near = meant(name, os.listdir(folder)) if os.path.isdir(folder) else None
+        if name.startswith("lerobot:"):
+            near = "give it to `fastvid index` or `shard`, alone, and join datasets by `fastvid merge`"
+        raise UsageError("source does not exist", file=path, hint=near)
+
+
+def check_root(root: str) -> None:
+    """Raise UsageError for a local root that is no folder of videos and no video, but a list, or a LeRobot dataset."""
+    check_exists(root)
+    if (kind := LISTS.get(os.path.splitext(root)[1].lower())) and os.path.isfile(root):
+        raise UsageError("source is a list, not a video", file=root, hint=f"name it with --annotations {kind}:{root}")
+    if (info := Path(root, LEROBOT_INFO)).is_file():
+        refuse_lerobot(root, info.read_bytes())
+
+
+def refuse_lerobot(root: str, info: bytes) -> None:
+    """Raise UsageError for the contents of LEROBOT_INFO of a root, unless another program wrote it."""
+    if b'"codebase_version"' in info:
+        hint = f"name it lerobot:{root}, or its folder videos to take the films as they are"
+        raise UsageError("source is a LeRobot dataset, whose episodes share films", file=root, hint=hint)
 
 
 def _find_local(roots: Sequence[str], ignored: _Ignored, follow_links: bool, rate: str) -> Iterator[SourceFile]:
@@ -508,20 +520,15 @@ def _by_rows(found: Sequence[SourceFile], rows: Sequence[AnnotationRow], ignored
                 used.add(match.path)
             yield annotated_source(row, match, start, end)
 
-    differ = set()
     for name, group in groupby(sort(sources(), BY_ID), BY_ID):
-        same = list(group)
-        if len(same) > 1 and any((a.label, a.columns) != (b.label, b.columns) for a, b in pairwise(same)):
-            differ.add(name)
-        yield same[-1]
-    known: dict[str, Source] = {}
-    for source in sources() if differ else ():
-        before = known.setdefault(source.id, source) if source.id in differ else source
-        if (before.label, before.columns) != (source.label, source.columns):
-            raise UsageError(
-                f"source {encode_name(source.id)!r} has two annotations: {before.label!r} {dict(before.columns)!r} and"
-                f" {source.label!r} {dict(source.columns)!r}"
-            )
+        before, *others = group
+        for source in others:
+            if (before.label, before.columns) != (source.label, source.columns):
+                raise UsageError(
+                    f"source {encode_name(name)!r} has two annotations: {before.label!r} {dict(before.columns)!r} and"
+                    f" {source.label!r} {dict(source.columns)!r}"
+                )
+        yield others[-1] if others else before
     unused = [file.id for file in found if file.path not in used]
     ignored += Counter({told_names("video without annotation", unused): len(unused)})  # drops zero counts
 
@@ -563,14 +570,6 @@ def annotated_source(row: AnnotationRow, file: SourceFile | None, start: float |
 
 def _of(file: SourceFile, label: str | None, columns: Mapping[str, Any]) -> Source:
     return Source(file.id, file.path, file.size, label, columns, problem=file.problem, tag=file.tag, inside=file.inside)
-
-
-def seconds_text(time: float | None) -> str:
-    """Return a time as text from which exactly this time can be read."""
-    if time is None:
-        return ""
-    short = f"{time:g}"
-    return short if float(short) == time else repr(time)
 
 
 def _stem(name: str) -> str:

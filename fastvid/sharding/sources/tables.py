@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from pathlib import PurePath
 from typing import IO, Any, Final
 
 import pyarrow as pa
@@ -350,6 +351,14 @@ def seconds_of(value: Any, name: str, row: int) -> float | None:
     return seconds
 
 
+def seconds_text(time: float | None) -> str:
+    """Return a time as text from which exactly this time can be read."""
+    if time is None:
+        return ""
+    short = f"{time:g}"
+    return short if float(short) == time else repr(time)
+
+
 def _is_integer(text: str) -> bool:
     return _INTEGER.fullmatch(text) is not None and -_INT64 <= int(text) < _INT64
 
@@ -362,6 +371,25 @@ def _is_number(text: str) -> bool:
 
 _KINDS: Final[Mapping[Callable[[str], Any], Callable[[str], bool]]] = {int: _is_integer, float: _is_number}
 """Types of a CSV's columns, and whether a field may be of it; the first that all fields may be of is taken."""
+
+
+SPLITS: Final = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validate": "val",
+    "validation": "val",
+    "test": "test",
+}
+"""The names of splits in files and folders, and the split that each means."""
+
+
+def split_of(name: str) -> str | None:
+    """Return the split that a name mentions, such as "train" for ``hmdb51_train_split_1.txt``."""
+    words = re.split(r"[^a-z]+", PurePath(name).stem.lower())
+    found = {SPLITS[word] for word in words if word in SPLITS}
+    return found.pop() if len(found) == 1 else None
 
 
 MAX_LABEL: Final = 999_999

@@ -11,9 +11,10 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -28,18 +29,18 @@ from fastvid.media.reasons import Reason
 from fastvid.runtime.names import decode_name, encode_name, is_video
 from fastvid.runtime.values import path_text
 from fastvid.sharding.sources.annotations import name_classes, read_annotations
-from fastvid.sharding.sources.inside import find_tables, table_sources, tar_pictures
-from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, find_sources, picture_order
+from fastvid.sharding.sources.inside import table_sources, tar_pictures
+from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, find_sources, has_videos, picture_order
 from fastvid.sharding.sources.tables import LABELS, MAX_LABEL, RESERVED, AnnotationRow, class_order, plain_value
 from fastvid.storage import open_storage
 from fastvid.storage.urls import is_remote
 
-_Tar = TypeVar("_Tar", bound=Hashable)
 _KINDS: Final = {
     "cls.txt": "label", "cls": "label", "label": "label", "json": "json",
     "txt": "caption", "text": "caption", "caption": "caption",
 }  # fmt: skip
 """Kind of a member with text (label, caption or JSON fields), by the end of its name."""
+_PARQUET: Final = ".parquet"
 _AT_ONCE: Final = 1 << 12  # sources whose annotations are in memory
 
 
@@ -250,17 +251,35 @@ def _fields(record: Any) -> dict[str, Any]:
     return columns
 
 
-def name_samples(
-    tars: Mapping[_Tar, Sequence[TarSample]], class_names: Sequence[str]
-) -> tuple[tuple[str, ...], dict[_Tar, list[TarSample]]]:
-    """Return the classes of all samples, and the samples of each tar with class names instead of numbers as labels."""
+def read_tars(
+    paths: Mapping[str, str], class_names: Sequence[str]
+) -> tuple[tuple[str, ...], dict[str, list[tuple[Source, TarMember | None]]]]:
+    """Return the classes of tars, and the sources of each tar with their videos, in order.
+
+    `paths`: path of each tar by its name among them. `class_names`: names of labels that are numbers. A tar that cannot
+    be read is a source with a problem.
+    """
+    tars = {name: _read_samples(path) for name, path in paths.items()}
+    ids = sample_keys(tars)
     rows = [AnnotationRow(one.name, one.label, one.columns) for samples in tars.values() for one in samples]
     found = name_classes(rows, class_order(rows), class_names)
     named = iter(found.rows)
     return found.classes, {
-        tar: [replace(one, label=row.label, columns=row.columns) for one, row in zip(samples, named, strict=False)]
-        for tar, samples in tars.items()
+        name: [
+            (replace(one, label=row.label, columns=row.columns).source(*ids[name, one.first], paths[name]), one.video)
+            for one, row in zip(samples, named, strict=False)
+        ]
+        for name, samples in tars.items()
     }
+
+
+def _read_samples(path: str) -> list[TarSample]:
+    folder, name = os.path.split(path)
+    try:
+        return read_tar(open_storage(folder).map(name))
+    except FormatError as error:
+        problem = Reason.BROKEN_CONTAINER, f"the tar is broken: {error.message}"
+        return [TarSample(name, 0, problem=problem)]
 
 
 def is_dataset(root: str) -> bool:
@@ -406,25 +425,37 @@ def is_tar(root: str) -> bool:
     return not any(map(is_video, names)) and any(name.endswith(".tar") for name in names)
 
 
+def find_tables(root: str) -> list[str]:
+    """Return the Parquet files of a root: the root itself, or files below a folder; none if it is something else.
+
+    A folder with video files has none; datasets of fastvid below a folder are skipped.
+    """
+    if not os.path.isdir(root):
+        return [root] if root.endswith(_PARQUET) and os.path.isfile(root) else []
+    if has_videos(root):
+        return []
+    found = list[str]()
+    for folder, folders, names in os.walk(root):
+        if DATASET_JSON in names:
+            folders.clear()
+        else:
+            found += [os.path.join(folder, name) for name in names if name.endswith(_PARQUET)]
+    return sorted(found)
+
+
 def _by_tars(paths: Sequence[str], class_names: Sequence[str], rate: str) -> SourceList:
-    found: dict[str, Sequence[TarSample]] = {}
     sources: list[Source] = []
-    for path in paths:
-        try:
-            if rate and (pictures := tar_pictures(path)):
-                stem, size = os.path.basename(path).removesuffix(".tar"), sum(size for _, size in pictures.values())
+    stems = {path: os.path.basename(path).removesuffix(".tar") for path in paths}
+    for path, stem in list(stems.items()) if rate else ():
+        with suppress(FormatError):  # `read_tars` finds it too
+            if pictures := tar_pictures(path):
+                size = sum(size for _, size in pictures.values())
                 sources += assign_keys([Source(stem, path, size, inside=rate)])
-                continue
-            found[path] = read_tar(open_storage(os.path.dirname(path)).map(os.path.basename(path)))
-        except FormatError as error:
-            problem = Reason.BROKEN_CONTAINER, f"the tar is broken: {error.message}"
-            sources.append(Source(os.path.basename(path), path, problem=problem))
+                del stems[path]
     # Tars in different folders may have the same name.
-    names = {path: os.path.basename(path).removesuffix(".tar") for path in found}
-    if len(set(names.values())) < len(names):
-        names = {path: path.removesuffix(".tar").strip("/") for path in found}
-    ids = sample_keys({names[path]: samples for path, samples in found.items()})
-    classes, named = name_samples(found, class_names)
-    for path, samples in named.items():
-        sources += [sample.source(*ids[names[path], sample.first], path) for sample in samples]
+    names = {stem: path for path, stem in stems.items()}
+    if len(names) < len(stems):
+        names = {path.removesuffix(".tar").strip("/"): path for path in stems}
+    classes, found = read_tars(names, class_names)
+    sources += [source for some in found.values() for source, _ in some]
     return SourceList(tuple(sorted(sources, key=lambda source: source.id)), classes, {})

@@ -1,19 +1,29 @@
-"""Checks one shard: its data must be as committed, and its sidecars must match its data."""
+"""Checks one shard: its data must be as committed, and its sidecars must match its data.
+
+`check_all` runs checks in parallel processes, each on a part of a shard. The processes decode untrusted files, so they
+return their findings as plain data. If a process dies, only its task is affected: it is retried alone, and if its
+process dies again, that is reported as a problem.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fastvid.decode.pyav import PyAvDecoder
-from fastvid.errors import FastvidError
+from fastvid.errors import FastvidError, FormatError, error_from_json, error_to_json
+from fastvid.format.annotations import read_signals
 from fastvid.format.generations import ShardRecord
 from fastvid.format.in_place import Root, read_files
 from fastvid.format.schema import AUDIO, FOREIGN, PACKET_DTYPE, StreamFlag, from_parquet, member_suffix
@@ -26,9 +36,12 @@ from fastvid.media.ffmpeg import Limits
 from fastvid.media.file_tables import FileReader
 from fastvid.media.index_video import check_index
 from fastvid.media.prove import index_video
+from fastvid.runtime import faults
 from fastvid.runtime.arrays import RecordArray
-from fastvid.runtime.values import sha256
+from fastvid.runtime.processes import pack
+from fastvid.runtime.values import as_type, sha256
 from fastvid.sharding.encode.audio import count_samples
+from fastvid.sharding.engines.local import Child, Parent
 from fastvid.storage import open_storage
 from fastvid.storage.urls import open_file
 
@@ -146,6 +159,15 @@ class ShardAudit:
         with self.noting("parquet"):
             found.append(from_parquet(self.storage.read(name), file=name))
         return next(iter(found), None)
+
+    def signals(self) -> None:
+        """Compare the signals with their checksum, and count their rows."""
+        self.findings.checked["signals"] += 1
+        with self.noting("signals"):
+            name = f"{self.stem}.parquet"
+            facts = from_parquet(self.storage.read(name), file=name, columns=["stream", "num_frames"])
+            frames = facts.filter(pc.equal(facts["stream"], self.task.streams[0]))["num_frames"]
+            read_signals(self.storage, self.task.record, pc.sum(frames).as_py())
 
     def tar_index(self, members: list[TarMember]) -> None:
         """Compare `.idx` with the tar."""
@@ -359,6 +381,89 @@ class _InPlaceAudit(_StoredAudit):
 
 def check(task: ShardTask) -> Findings:
     """Run a task; all problems are in the findings."""
-    if task.record.is_in_place:
-        return _InPlaceAudit(task).run()
-    return (_ForeignAudit if task.record.profile.get("name") == FOREIGN else ShardAudit)(task).run()
+    is_foreign = task.record.profile.get("name") == FOREIGN
+    audit = (_InPlaceAudit if task.record.is_in_place else _ForeignAudit if is_foreign else ShardAudit)(task)
+    if task.files and task.record.signals:
+        audit.signals()
+    return audit.run()
+
+
+_MODULE: Final = "fastvid.sharding.verify.checks"
+
+
+def check_all(tasks: Iterable[ShardTask], workers: int, known: Container[str]) -> Iterator[tuple[ShardTask, Findings]]:
+    """Run tasks in processes; yield each task with its findings, in any order. `known`: the names of checks."""
+    mine, processes, lost = threading.local(), list[Child](), list[ShardTask]()
+
+    def ask(task: ShardTask) -> Findings | None:
+        """Return the findings of a task from the process of this thread; None if the process died."""
+        if not hasattr(mine, "child"):
+            mine.child = Child(_MODULE)
+            processes.append(mine.child)
+        mine.child.send(asdict(task))
+        try:
+            while not (answers := [header for header, _ in mine.child.receive()]):
+                continue
+            if len(answers) > 1:
+                raise FormatError("the process replied to a task it was not given")
+            found = _findings(answers[0], known)
+        except (EOFError, FormatError):
+            del mine.child
+            return None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    threads = ThreadPoolExecutor(workers, thread_name_prefix="verify")
+    try:
+        asked = {threads.submit(ask, task): task for task in tasks}
+        for answer in as_completed(asked):
+            if (findings := answer.result()) is None:
+                lost.append(asked[answer])
+            else:
+                yield asked[answer], findings
+        for task in lost:
+            where = f"rows {task.rows[0]} to {task.rows[-1]}" if task.rows else "files"
+            problem = Problem("process", f"the process that checked {where} died", task.record.name)
+            yield task, threads.submit(ask, task).result() or Findings([problem])
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+        for child in processes:
+            child.stop()  # ends the tasks in flight
+        threads.shutdown()
+        for child in processes:
+            child.kill()
+
+
+def _findings(header: Mapping[str, Any], known: Container[str]) -> Findings | Exception:
+    """Return the findings of a message after checking them, or the exception that the check raised."""
+    try:
+        if "error" in header:
+            return error_from_json(header["error"])
+        found = as_type(header, Findings, strict=False, dec_hook=_counter)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"cannot parse findings: {error!r}") from error
+    if any(problem.check not in known for problem in found.problems):
+        raise FormatError(f"findings name an unknown check: {found.problems}")
+    return found
+
+
+def _counter(_: type, value: Any) -> Counter[str]:
+    return Counter(as_type(value, dict[str, int]))
+
+
+def main() -> None:
+    """Run the tasks of the process that started this one, until it closes the connection."""
+    parent = Parent()
+    while True:
+        task = as_type(parent.messages.get(), ShardTask)
+        faults.reach(f"check {task.record.name}")
+        try:
+            answer = msgspec.to_builtins(check(task), str_keys=True)
+        except Exception as error:  # noqa: BLE001 - the parent handles it
+            answer = {"error": error_to_json(error)}
+        parent.send(pack(answer))
+
+
+if __name__ == "__main__":
+    main()

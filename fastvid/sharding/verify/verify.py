@@ -1,6 +1,6 @@
 """Verifies a dataset: checks everything that the format promises against the bytes.
 
-The work is divided among processes, see `fastvid.sharding.verify.check_processes`.
+The work is divided among processes, see `fastvid.sharding.verify.checks`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from fastvid.errors import FastvidError
-from fastvid.format.annotations import read_signals
 from fastvid.format.generations import Generation, check_annotations, read_annotations, read_generation
 from fastvid.format.schema import FOREIGN
 from fastvid.format.writing import index_shard
 from fastvid.media.checks import CHECKS
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.values import check_integers
-from fastvid.sharding.verify.check_processes import check_all
-from fastvid.sharding.verify.checks import Findings, Problem, ShardTask, check
+from fastvid.sharding.verify.checks import Findings, Problem, ShardTask, check, check_all
 from fastvid.storage import Storage, open_storage
 
 _SIDECAR_CHECKS: Final = frozenset({"idx", "parquet", "pkt", "packets", "index", "plan"})
@@ -110,9 +108,7 @@ def verify_dataset(
     order = {shard.name: number for number, shard in enumerate(record.shards)}
     names = list(CHECKS)
     found = [*_annotation_problems(storage, record, facts), *problems]
-    if sample is None:
-        found += _signal_problems(storage, record, report.checked, shards)
-    else:
+    if sample is not None:
         found += _missing_files(storage, record, known={task.record.name for task in tasks})
     report.checked["annotations"] = sum(map(len, facts.values()))
     report.problems = sorted(found, key=lambda p: (order.get(p.shard, -1), names.index(p.check)))
@@ -194,29 +190,6 @@ def _missing_files(storage: Storage, generation: Generation, *, known: set[str])
         for suffix in shard.suffixes[1:]:
             if not storage.exists(f"{shard.name}.{suffix}"):
                 yield Problem(suffix.partition(".")[0], "file does not exist", shard.name)
-
-
-def _signal_problems(
-    storage: Storage, generation: Generation, checked: Counter[str], shards: Sequence[str] | None
-) -> Iterator[Problem]:
-    """Compare the signals of each shard with their checksum, and count their rows."""
-    chosen = [shard for shard in generation.shards if shard.signals and (shards is None or shard.name in shards)]
-    if not chosen:
-        return
-    try:
-        frames = read_annotations(storage, generation)["num_frames"].to_pylist()
-    except FastvidError:
-        return  # reported as a problem of the annotations
-    start = 0
-    for shard in generation.shards:
-        count, start = sum(frames[start : start + shard.samples]), start + shard.samples
-        if shard not in chosen:
-            continue
-        checked["signals"] += 1
-        try:
-            read_signals(storage, shard, count)
-        except FastvidError as error:
-            yield Problem("signals", error.message, shard.name)
 
 
 def _annotation_problems(

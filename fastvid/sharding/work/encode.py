@@ -325,8 +325,8 @@ class _ClipFile:
                 self._report("flow", self._patience * allowed)
                 streams["flow"] = encode_flow(settings, how, video, shape, rate, self._patience)
                 meta["flow"] = asdict(how)
-            if sound and (member := sound.members[number]) is not None and (heard := sound.infos[number]) is not None:
-                streams["audio"] = member
+            if sound and (track := sound.tracks[number]) is not None:
+                streams["audio"], heard = track
                 facts = {name: getattr(heard, name) for name in ("codec", "sample_rate", "channels")}
                 meta["audio"] = {**facts, "copied": sound.copied}
             made.append(EncodedSample(_key(task, number, len(checked)), meta, streams))

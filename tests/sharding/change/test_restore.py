@@ -18,8 +18,8 @@ from fastvid.sharding.change.edit import relabel_samples, remove_samples
 from fastvid.sharding.change.history import collect_garbage
 from fastvid.sharding.change.repack import compact_shards
 from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.job.index import are_own, restore_dataset
 from fastvid.sharding.job.job import run_job
-from fastvid.sharding.job.restore import are_own, restore_dataset
 from fastvid.storage import LocalStorage
 from tests.sharding.shardtools import make
 

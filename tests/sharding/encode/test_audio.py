@@ -75,22 +75,22 @@ def test_audio_is_cut_to_the_seconds_of_its_sample(films, name, choice, codec, c
     assert found.warnings == (("audio-encoded",) if choice == "copy" and not copied else ())
     # An ALAC packet has 4096 samples.
     slack = {"aac": 0.03, "alac": 0.09}[codec] if copied else 0.025
-    assert beep(found.members[0]) == pytest.approx((2.0, 2.5), abs=slack)
-    assert beep(found.members[1]) == pytest.approx((0.48, 0.98), abs=slack)
-    assert np.abs(samples(found.members[2])[0][4800:]).max() < 0.05
-    for member, info, length in zip(found.members, found.infos, (4, 1.48, 1.4), strict=True):
+    assert beep(found.tracks[0][0]) == pytest.approx((2.0, 2.5), abs=slack)
+    assert beep(found.tracks[1][0]) == pytest.approx((0.48, 0.98), abs=slack)
+    assert np.abs(samples(found.tracks[2][0])[0][4800:]).max() < 0.05
+    for (member, info), length in zip(found.tracks, (4, 1.48, 1.4), strict=True):
         assert info == index_m4a(member)
         assert (info.codec, info.sample_rate) == (codec, 48000)
         assert len(samples(member)[0]) / 48000 == pytest.approx(length, abs=0.1)
 
 
 def test_late_audio_and_short_gaps_are_silence(films, tmp_path):
-    values, rate = samples(sound(films / "late.mkv", "aac", (0, 4)).members[0])
+    values, rate = samples(sound(films / "late.mkv", "aac", (0, 4)).tracks[0][0])
     assert np.flatnonzero(np.abs(values) > 0.02)[0] / rate == pytest.approx(1.0, abs=0.03)
     # A gap of 9 ms after every tenth packet, as in a live recording: nine before the tone, in packet 94.
     gaps = r"setts=ts=TS+432*min(10\,floor(N/10))"
     ffmpeg("-i", str(films / "aac.mp4"), "-c", "copy", "-bsf:a", gaps, str(tmp_path / "gaps.mp4"))
-    (data,) = sound(tmp_path / "gaps.mp4", "aac", (0, 4)).members
+    ((data, _),) = sound(tmp_path / "gaps.mp4", "aac", (0, 4)).tracks
     assert beep(data)[0] == pytest.approx(2.081, abs=0.012)
 
 

@@ -14,8 +14,7 @@ from fastvid.errors import FormatError, UsageError
 from fastvid.format.annotations import annotation_table
 from fastvid.format.schema import from_parquet
 from fastvid.sharding.sources.annotations import parse_list, read_annotations
-from fastvid.sharding.sources.sources import split_of
-from fastvid.sharding.sources.tables import Columns
+from fastvid.sharding.sources.tables import Columns, split_of
 
 SCENES = "Scene Number,Start Frame,Start Time (seconds),End Time (seconds)\n"
 

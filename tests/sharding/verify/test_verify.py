@@ -25,7 +25,7 @@ from fastvid.media.checks import CHECKS
 from fastvid.runtime import faults
 from fastvid.runtime.processes import pack as pack_message
 from fastvid.sharding.change.edit import remove_samples
-from fastvid.sharding.verify import check_processes
+from fastvid.sharding.verify import checks
 from fastvid.sharding.verify.verify import repair_sidecars, verify_dataset
 from tests.datasets import COMPACT, edit_pkt, make_clip, pack, recommit
 from tests.makers import TAGS
@@ -362,7 +362,7 @@ class TestProcesses:
     def test_processes_end_when_a_verification_is_broken_off(self, store, monkeypatch):
         started = []
 
-        class Recorded(check_processes.Child):
+        class Recorded(checks.Child):
             def __init__(self, module):
                 super().__init__(module)
                 started.append(self._process)
@@ -370,7 +370,7 @@ class TestProcesses:
         def stop(_done, _total):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(check_processes, "Child", Recorded)
+        monkeypatch.setattr(checks, "Child", Recorded)
         with pytest.raises(KeyboardInterrupt):
             verify_dataset(store.url, workers=2, progress=stop)
         assert started
