@@ -24,11 +24,11 @@ BUDGET: Final[dict[str, int]] = {
     "media": 2_370,
     "storage": 1_919,
     "videos": 795,
-    "sharding": 11_197,
+    "sharding": 11_038,
     "load": 5_800,
     "train": 6_829,
     "models": 1_165,
-    "cli": 1_401,
+    "cli": 1_400,
     "report": 417,
     "runtime": 589,
     "demo": 366,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 51_434
+TESTS: Final = 51_433
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
