@@ -295,10 +295,8 @@ def gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: told.update(device=device))
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **words: told.update(words, backend=backend))
-    monkeypatch.setattr(dist, "get_rank", lambda: 1)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
-    monkeypatch.setattr(elastic, "rendezvous", lambda *_, **__: iter([(None, 1, 2)]))
+    monkeypatch.setattr(elastic, "meet", lambda _: (World(1, 2), None))
     monkeypatch.setattr(elastic, "check_rendezvous", lambda *_: None)
     monkeypatch.setattr(elastic, "gather_bytes", lambda data, _: [data, data])
     for name, value in {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():

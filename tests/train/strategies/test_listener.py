@@ -168,7 +168,7 @@ def test_a_stranger_can_neither_read_nor_push_nor_close_admission():
             newcomer.join(torch.empty(SIZE, dtype=torch.float64))
             assert newcomer.version == 1
             assert torch.equal(newcomer.weights, torch.zeros(SIZE, dtype=torch.float64))
-        assert len(server.clients) == 2
+            assert server.clients == {client.number, newcomer.number}
 
 
 def test_a_recorded_proof_does_not_open_a_second_connection():

@@ -12,12 +12,12 @@ from fastvid.models.pipeline import place_on_devices
 from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.records import records as metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
-from fastvid.train.strategies.asgd.weights import WeightRange, Weights
+from fastvid.train.strategies.asgd.weights import Weights
 from tests import forks
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.asgd import jobs
-from tests.train.strategies.asgd.kit import SGD_RULE, TOKEN, until
+from tests.train.strategies.asgd.kit import PLAIN, SGD_RULE, TOKEN, until
 
 RANKS = 3
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -94,7 +94,7 @@ def test_a_stopped_run_resumes(tmp_path):
 
 
 def test_server_statistics_are_the_running_average_of_the_clients():
-    shard = Weights(4, SGD_RULE, [WeightRange(0, 2), WeightRange(2, 4, averaged=True)], dtype=torch.float64)
+    shard = Weights(4, SGD_RULE, [{"size": 2, **PLAIN}], dtype=torch.float64)
     shard.initialize(torch.tensor([1.0, 1.0, 5.0, 5.0]))
     shard.step(torch.tensor([1.0, 1.0, 7.0, 9.0]), 0.5)
     # The values of a single client have weight 1, those of one of four 1/4.
