@@ -94,7 +94,7 @@ def test_ema_is_evaluated(outcomes):
     losses = []
     for state in ({**one["weights"], **one["average"]}, one["weights"]):
         model.load_state_dict(state)
-        losses.append(toy.evaluate(model, loader, device=torch.device("cpu")).loss)
+        losses.append(toy.evaluate(toy.toy_config(toy.ROOT), model, loader, ALONE.device).loss)
     assert one["score"]["loss"] == pytest.approx(losses[0], abs=1e-9)
     assert abs(losses[0] - losses[1]) > 1e-4
 

@@ -89,6 +89,9 @@ class ToyLoader:
     def set_batch_size(self, global_batch_size):
         self.batches, self._origin = replace(self.batches, size=global_batch_size), self.position
 
+    def close(self):
+        pass
+
     def state_dict(self):
         return {"version": 1, "fingerprint": {}, "seed": 0, "epoch": self.epoch, "position": self.position}
 
@@ -247,12 +250,8 @@ def scenario(name, folder, member):
 
 def score(member, *, bad):
     strategy = build_strategy("ddp", member, {})
-    return evaluate(
-        net(),
-        ToyLoader(member.world, size=7, last="keep", bad=bad),
-        device=member.device,
-        add_up=lambda values: strategy.total(values)(),
-    )
+    loader = ToyLoader(member.world, size=7, last="keep", bad=bad)
+    return evaluate(toy_config(ROOT), net(), loader, member.device, lambda values: strategy.total(values)())
 
 
 def spawn(world, folder, *scenarios, module=__name__, **environment):

@@ -300,6 +300,12 @@ def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys whose values are not the same in all of several mappings."""
+    keys = dict.fromkeys(key for setting in settings for key in setting)
+    return [key for key in keys if any(setting.get(key) != settings[0].get(key) for setting in settings)]
+
+
 _SUFFIX = ".py"
 
 

@@ -240,3 +240,9 @@ class DataConfig:
         length = clip_length(self.frames)
         assert length is not None
         return length
+
+    @property
+    def clip_shape(self) -> tuple[int, int, int, int, int] | None:
+        """Shape of a batch of one clip of pictures, [1, 3, T, H, W]; None with other streams, or if no crop says it."""
+        sizes = [size for one in self.spatial if (size := getattr(one, "output", None)) is not None]
+        return (1, CHANNELS, self.num_frames, *sizes[0]) if sizes and self.streams == ("rgb",) else None

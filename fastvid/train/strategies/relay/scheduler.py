@@ -16,8 +16,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from fastvid.errors import StateError, UsageError
-from fastvid.runtime.values import check_choice
+from fastvid.errors import StateError
+from fastvid.runtime.values import check_choice, check_least
 
 Order = Literal["ring", "hopper"]
 Status = Literal["training", "waiting", "failed", "over"]
@@ -50,9 +50,7 @@ class Scheduler:
     """Assigns units to free stages."""
 
     def __init__(self, num_models: int, num_partitions: int, epochs: int, *, order: Order = "hopper") -> None:
-        for name, value in (("models", num_models), ("partitions", num_partitions), ("epochs", epochs)):
-            if value < 1:
-                raise UsageError(f"sweep has {value} {name}, expected at least 1")
+        check_least(1, models=num_models, partitions=num_partitions, epochs=epochs)
         check_choice("order", order, get_args(Order))
         self.num_partitions, self.epochs, self.order = num_partitions, epochs, order
         self.models = [ModelProgress(model, arrived=model) for model in range(num_models)]

@@ -1,5 +1,6 @@
 """Whole sweeps on real clips, by the command that users type: three models, two stages, and stages that are killed."""
 
+import contextlib
 import json
 import signal
 from dataclasses import replace
@@ -94,13 +95,12 @@ def check_against_training_alone(folder, out):
     member = Member(World(), torch.device("cpu"))
     visits, _ = token_store.history()
     for number in range(MODELS):
-        sweep_model = alone.sweep_model(number, fresh=True)
-        replica = sweep_model.replica()
-        stepper = Stepper(sweep_model.config, member, Ddp(member))
+        replica = alone.replica(number, fresh=True)
+        stepper = Stepper(alone.configs[number], member, Ddp(member))
         with torch.random.fork_rng(devices=[]):
             for index, partition in enumerate(visits[number]):
-                with sweep_model.batches(Unit(number, index // STAGES, partition)) as batches:
-                    for batch in batches:
+                with contextlib.closing(alone.loader(Unit(number, index // STAGES, partition))) as loader:
+                    for batch in loader:
                         stepper.step(replica, batch)
                         replica.samples += batch.stop - batch.start
         token = token_store.get(number)
