@@ -135,7 +135,8 @@ class Peers:
         lost = _wait(self._lost, deadline)
         self._tell({"lost": lost})
         if self._rank == 0:  # it may serve the store, so it waits until the others have written to it
-            _wait(lambda: not self._untold(lost), deadline)
+            others = set(range(len(self._places))) - {self._rank, *lost}
+            _wait(lambda: all(map(self._told, others)), deadline)
         if lost:
             return WorkerError(
                 f"rank {self._rank} cannot continue: " + "; ".join(lost.values()),
@@ -163,11 +164,6 @@ class Peers:
             elif ended:
                 found[rank] = f"{who} {ended}"
         return found
-
-    def _untold(self, lost: Mapping[int, str]) -> bool:
-        """Return whether any other rank that is not lost has not yet written why it ended."""
-        others = set(range(len(self._places))) - {self._rank, *lost}
-        return any(not self._told(rank) for rank in others)
 
     def _tell(self, what: dict[str, Any]) -> None:
         with contextlib.suppress(RuntimeError):

@@ -59,9 +59,7 @@ class Weights:
         self._sizes = [*sizes, size - sum(sizes)]
         # Views, so that the optimizer updates the memory that readers get.
         self._parameters = [nn.Parameter(part) for part in self._split(self._values)[:-1]]
-        self.optimizer = rule(
-            [{**group, "params": [own]} for group, own in zip(groups, self._parameters, strict=True)]
-        )  # fmt: skip
+        self.optimizer = rule([{**group, "params": [own]} for group, own in zip(groups, self._parameters, strict=True)])
         self._lock = threading.Lock()
         self.version = -1
         self._snapshot: Snapshot | None = None  # of the newest version, once it was read

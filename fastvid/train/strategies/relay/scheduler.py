@@ -73,9 +73,8 @@ class Scheduler:
             return None
         _, model, partition = min(able, key=lambda candidate: candidate[0])
         done = len(model.visits)
-        unit = Unit(
-            model.model, done // self.num_partitions, partition, (done + 1) % self.num_partitions == 0
-        )  # fmt: skip
+        epoch, inside = divmod(done, self.num_partitions)
+        unit = Unit(model.model, epoch, partition, ends_epoch=inside + 1 == self.num_partitions)
         model.status = "training"
         self._running[model.model] = unit
         return unit

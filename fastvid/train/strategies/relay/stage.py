@@ -106,9 +106,7 @@ class Partition(Dataset):
     """A dataset with only the samples of some shards, whose files are read through `storage`."""
 
     def __init__(self, whole: Dataset, shards: Sequence[int], storage: Storage) -> None:
-        super().__init__(
-            whole.storage.url, split=whole.split, where=whole.where, generation=whole.generation.number
-        )  # fmt: skip
+        super().__init__(whole.storage.url, split=whole.split, where=whole.where, generation=whole.generation.number)
         # Set only now, so that `storage` keeps no copies of the annotations, which were read above.
         self.storage = storage
         self.shards = tuple(shards)
