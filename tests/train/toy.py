@@ -10,25 +10,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
 from bench.common.ports import reserved_port
-from fastvid.errors import FastvidError
+from fastvid.errors import FastvidError, UsageError
 from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.labels import IGNORED_LABEL
 from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.order.draws import Permutation
 from fastvid.load.order.epoch import Batches
+from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.parts.evaluate import evaluate
 from fastvid.train.parts.optim import Schedule, make_optimizer
 from fastvid.train.parts.replica import Freezer, Replica
-from fastvid.train.ranks import StopSignal, join
-from fastvid.train.records.checkpoint import Checkpoints
+from fastvid.train.ranks import Member, StopSignal, join
+from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.records.records import METRICS_FILE, Recorder
 from fastvid.train.run.assemble import read_state
 from fastvid.train.strategies.ddp import Ddp
@@ -40,6 +42,7 @@ NUM_SAMPLES = 90
 BATCH = 8  # in worlds of 2 and 3: shares of 4 and 4, and of 2, 3 and 3
 EPOCHS = 5  # of 11 steps each
 ROOT = Path(__file__).parents[2]
+ALONE = Member(World(), torch.device("cpu"))
 
 
 class ToyLoader:
@@ -136,17 +139,7 @@ def toy_config(folder, **run):
     )  # fmt: skip
 
 
-def trainer(
-    config,
-    member,
-    *,
-    model=None,
-    norm=False,
-    stop=None,
-    kind=ToyLoader,
-    saves=True,
-    **data,
-):
+def trainer(config, member, *, model=None, norm=False, stop=None, kind=ToyLoader, saves=True, **data):
     """Return a trainer of the toy net or another model; `data` are arguments of its loader."""
     model, size = net(norm=norm) if model is None else model, config.data.global_batch_size
     strategy = build_strategy(config.sync, member, config.sync_options)
@@ -170,6 +163,27 @@ def trainer(
         recorder=Recorder(folder / METRICS_FILE if member.leads and saves else None),
         stop=stop or StopSignal(),
     )  # fmt: skip
+
+
+def newest(folder):
+    """Return the contents of a run's newest checkpoint."""
+    found = Checkpoints(str(folder / "checkpoints")).newest()
+    assert found is not None
+    return decode(found.data, found.name)
+
+
+def difference(a, b):
+    """Return the largest difference of the final weights of two outcomes."""
+    return max(float((a["weights"][name] - b["weights"][name]).abs().max()) for name in a["weights"])
+
+
+@contextlib.contextmanager
+def refused(message, hint="", kind=UsageError):
+    """Check that the block raises an error with a message and a hint."""
+    with pytest.raises(kind) as error:
+        yield
+    assert message in str(error.value)
+    assert hint in (error.value.hint or "")
 
 
 def outcome(made, *, over):

@@ -11,7 +11,6 @@ from fastvid.runtime.processes import World
 from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.parts.optim import Schedule, make_optimizer
 from fastvid.train.parts.replica import Replica
-from fastvid.train.ranks import Member
 from fastvid.train.records.checkpoint import decode
 from fastvid.train.strategies.relay.scheduler import Unit
 from fastvid.train.strategies.relay.stage import Clips
@@ -61,7 +60,7 @@ def test_each_model_of_a_sweep_carries_its_average():
         return Replica(model, make_optimizer(model, config.optim), schedule, ema_decay=0.9, ema_clips=toy.BATCH)
 
     sweep = Clips.__new__(Clips)  # without a dataset
-    sweep.configs, sweep.member = [config], Member(World(), torch.device("cpu"))
+    sweep.configs, sweep.member = [config], toy.ALONE
     sweep.replica = lambda model, fresh: replica()
     sweep.loader = lambda unit: toy.ToyLoader(World())
     token, states = None, []

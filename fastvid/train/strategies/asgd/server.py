@@ -50,7 +50,7 @@ class Server:
         self.weights, self.leases = weights, leases
         self.staleness: Counter[int] = Counter()
         self.clients: set[int] = set()
-        self.lost = self.not_finite = 0
+        self.lost = 0
         self._warm_up, self._timeout_s = warm_up, timeout_s
         self._first: int | None = None  # the client that initializes the weights
         self._changed = threading.Condition()
@@ -103,17 +103,14 @@ class Server:
         except FastvidError as error:
             log.warning("lost client %d: %s", link.number, error)
         finally:
-            self._disconnect(link.number, lost=not left)
-
-    def _disconnect(self, number: int, *, lost: bool) -> None:
-        with self._changed:
-            self.clients.discard(number)
-            self.lost += lost
-            if self._first == number and not self.weights.initialized:
-                self._first = None
-            if returned := self.leases.give_back(number):
-                log.warning("%d samples of client %d go to other clients", returned, number)
-            self._changed.notify_all()
+            with self._changed:
+                self.clients.discard(link.number)
+                self.lost += not left
+                if self._first == link.number and not self.weights.initialized:
+                    self._first = None
+                if returned := self.leases.give_back(link.number):
+                    log.warning("%d samples of client %d go to other clients", returned, link.number)
+                self._changed.notify_all()
 
     def _handle(self, link: Link, asked: Message, buffer: Tensor) -> None:
         """Reply to a message, whose payload, if any, is in `buffer`."""
@@ -176,8 +173,6 @@ class Server:
         extremes = torch.stack(torch.aminmax(values))
         if math.isfinite(rate) and bool(extremes.isfinite().all()):
             return True
-        with self._changed:
-            self.not_finite += 1
         wrong = values.numel() - int(values.isfinite().sum())
         log.warning(
             "refused %s of client %d: %d of %d values are not finite, rate %g",

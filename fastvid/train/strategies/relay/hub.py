@@ -36,7 +36,7 @@ class SweepRecord:
     visits: list[dict[str, Any]] = field(default_factory=list)
     lost: list[dict[str, Any]] = field(default_factory=list)  # units whose stage died: their fields, ``stage``
     token_bytes: int = 0  # bytes of tokens sent and received by the hub
-    stages: list[dict[str, Any]] = field(default_factory=list)  # partitions given to stages, with the stages' reports
+    dataset_bytes: int = 0  # bytes of partitions that the stages loaded
 
 
 class Hub:
@@ -146,8 +146,9 @@ class Hub:
                 return
             else:
                 link.send("own", {"partitions": owned})
-                report = link.receive().values
-                self.record.stages.append({"stage": link.number, "partitions": list(owned), **report})
+                loaded = link.receive()["bytes_moved"]
+                with self._changed:
+                    self.record.dataset_bytes += loaded
                 known = owned
 
     def _ended(self) -> bool:

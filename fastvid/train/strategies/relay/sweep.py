@@ -165,7 +165,7 @@ def results(configs: Sequence[Config], scheduler: Scheduler, record: SweepRecord
         ],
         "seconds": seconds,
         "bound_seconds": max(max(spent), sum(spent) / scheduler.num_partitions),
-        "dataset_bytes": {"loaded": sum(entry["bytes_moved"] for entry in record.stages)},
+        "dataset_bytes": {"loaded": record.dataset_bytes},
         "token_bytes": record.token_bytes,
         "lost": record.lost,
         "timeline": record.visits,

@@ -22,15 +22,7 @@ PLAIN = {"lr_mult": 1.0, "weight_decay": 0.0}
 
 
 @contextlib.contextmanager
-def serving(
-    size,
-    *,
-    rule=SGD_RULE,
-    kind=Weights,
-    timeout_s=20.0,
-    leases=None,
-    **options,
-):
+def serving(size, *, rule=SGD_RULE, kind=Weights, timeout_s=20.0, leases=None, **options):
     """Yield a server of float64 weights. Clients must leave before the block ends."""
     weights = kind(size, rule, [{"size": size, **PLAIN}], dtype=torch.float64)
     server = Server(weights, leases or Leases(1, 1, 1), token=TOKEN, timeout_s=timeout_s, **options)
