@@ -2,8 +2,6 @@
 
 import shutil
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,8 +10,6 @@ from torch.nn import functional
 from fastvid.train.records import records as metrics
 from fastvid.train.records.checkpoint import Checkpoints
 from tests.train import toy
-
-Outcomes = dict[tuple[int, str], list[dict[str, Any]]]
 
 # Killed after 30 steps, with a checkpoint after each: the middle of the third epoch.
 KILLED_AFTER = 30
@@ -42,14 +38,7 @@ def outcomes(tmp_path_factory):
         assert toy.spawn(world, here, *names) == [0] * world
         for name in names:
             found[world, name] = [torch.load(here / f"{name}-{rank}.pt") for rank in range(world)]
-    found[0, "folder"] = [{"folder": folder}]
-    return found
-
-
-def folder_of(outcomes):
-    folder = outcomes[0, "folder"][0]["folder"]
-    assert isinstance(folder, Path)
-    return folder
+    return found | {"folder": folder}
 
 
 def test_the_toy_learns(outcomes):
@@ -102,7 +91,7 @@ def test_lineage_covers_every_sample_of_an_epoch_in_any_world(outcomes):
 def test_all_ranks_fail_if_one_has_a_loss_that_is_not_finite(outcomes):
     for rank in outcomes[2, "poisoned"]:
         assert "loss is nan after 88 samples" in rank["error"]
-    assert not Checkpoints(str(folder_of(outcomes) / "world2" / "poisoned" / "checkpoints")).names()
+    assert not Checkpoints(str(outcomes["folder"] / "world2" / "poisoned" / "checkpoints")).names()
 
 
 def test_evaluation_counts_each_sample_once(outcomes):
@@ -128,7 +117,7 @@ def test_running_statistics_are_the_mean_of_the_ranks(outcomes):
     assert toy.difference(first, second) == 0
     # With momentum 0.1, a statistic that a rank never updated would still be near its initial value.
     assert float(first["weights"]["1.running_mean"].abs().max()) > 0
-    model = toy.newest(folder_of(outcomes) / "world2" / "norm")["replica"]["model"]
+    model = toy.newest(outcomes["folder"] / "world2" / "norm")["replica"]["model"]
     assert torch.equal(model["1.running_var"], first["weights"]["1.running_var"])
     assert first["score"] == second["score"]
 
@@ -140,7 +129,7 @@ def test_a_killed_run_resumed_in_another_world_equals_an_uninterrupted_run(outco
     assert resumed["lineage"] == undisturbed["lineage"]
     assert toy.difference(undisturbed, resumed) < 1e-9
     assert resumed["score"]["loss"] == pytest.approx(undisturbed["score"]["loss"], abs=1e-9)
-    folder = folder_of(outcomes)
+    folder = outcomes["folder"]
     whole = metrics.curve(metrics.read(folder / "world1" / "plain" / metrics.METRICS_FILE))
     pieces = metrics.read(folder / f"world{world}" / "resumed" / metrics.METRICS_FILE)
     starts = [(row["samples"], row["world_size"]) for row in pieces if row["kind"] == "start"]
@@ -159,6 +148,6 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(outcomes):
     first, second = outcomes[2, "stopped"]
     assert first["over"] is second["over"] is False
     assert first["samples"] == second["samples"] == 7 * toy.BATCH
-    state = toy.newest(folder_of(outcomes) / "world2" / "stopped")
+    state = toy.newest(outcomes["folder"] / "world2" / "stopped")
     assert state["replica"]["samples"] == 7 * toy.BATCH
     assert state["loader"]["position"] == 7 * toy.BATCH

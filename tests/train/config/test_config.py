@@ -169,27 +169,15 @@ def test_a_file_without_a_recipe_is_refused_and_a_missing_package_is_not_hidden(
         recipes.load("no/such.py")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "motion_tsm run.seed=7 optim.base_lr=0.5 --show",
-        "motion_tsm run.seed=7 --show optim.base_lr=0.5",
-        "--show motion_tsm run.seed=7 --world 2 optim.base_lr=0.5",
-    ],
-)
-def test_overrides_are_accepted_anywhere_on_the_command_line(words, capsys):
-    assert main(["train", *words.split()]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert (shown["run"]["seed"], shown["optim"]["base_lr"]) == (7, 0.5)
-
-
-def test_overrides_are_accepted_anywhere_by_python_m_fastvid_train(tmp_path, capsys):
+def test_overrides_are_accepted_anywhere_on_the_command_line(tmp_path, capsys):
+    for place in ("motion_tsm {} {} --show", "motion_tsm {} --show {}", "--show motion_tsm {} --world 2 {}"):
+        assert main(["train", *place.format("run.seed=7", "optim.base_lr=0.5").split()]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown["run"]["seed"], shown["optim"]["base_lr"]) == (7, 0.5)
     words = ["motion_tsm", "run.seed=7", "--dry-run", f"data.path={tmp_path / 'nowhere'}", "optim.base_lr=0.5"]
     assert train_main(words) == 1
     assert str(tmp_path / "nowhere") in capsys.readouterr().err
-
-
-def test_an_argument_after_two_dashes_is_not_an_option(capsys):
+    # An argument after two dashes is not an option.
     assert main(["train", "--show", "--", "motion_tsm", "--run.seed=7"]) == 2
     assert "--run is not a setting" in capsys.readouterr().err
 

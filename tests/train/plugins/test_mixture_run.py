@@ -110,10 +110,7 @@ def test_ranks_compare_every_dataset_but_not_where_it_lies(folder):
 def test_contradictory_settings_are_refused(folder, words, message):
     with pytest.raises(UsageError, match=message):
         overrides.apply(config(folder), words)
-
-
-def test_relay_refuses_a_mixture(folder):
-    with pytest.raises(UsageError, match="divides one dataset into partitions"):
+    with toy.refused("divides one dataset into partitions"):
         dry_run.check([replace(weighted(folder), sync="relay")])
 
 

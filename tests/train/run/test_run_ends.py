@@ -9,7 +9,7 @@ import torch
 from fastvid.errors import FastvidError, StateError
 from fastvid.train.parts.replica import Loader, Replica
 from fastvid.train.records import records as metrics
-from fastvid.train.records.checkpoint import Checkpoints, decode
+from fastvid.train.records.checkpoint import decode
 from tests.load.fakes import FakeDataset
 from tests.load.tools import make, rows
 from tests.train import toy
@@ -82,15 +82,10 @@ def poisoned(folder, poison, step, **run):
     return made
 
 
-def written(made):
-    """Wait for the checkpoint that a run was writing when it failed, as the interpreter does at exit."""
-    assert made.checkpoints is not None
-    made.checkpoints.wait()
-
-
-def kept(folder):
+def kept(made):
     """The samples of the checkpoints, all of whose values are finite."""
-    checkpoints = Checkpoints(str(folder / "checkpoints"))
+    checkpoints = made.checkpoints
+    checkpoints.wait()  # for one that a run was writing when it failed, as the interpreter does at exit
     for name in checkpoints.names():
         replica = decode(checkpoints.read(name).data, name)["replica"]
         momentum = [state["momentum_buffer"] for state in replica["optimizer"]["state"].values()]
@@ -105,10 +100,9 @@ def test_what_is_not_finite_is_never_saved_and_the_run_resumes_from_the_last_goo
     made = poisoned(tmp_path, poison, step, checkpoint_every_s=every)
     with pytest.raises(FastvidError, match=r"not finite|loss is nan") as error:
         toy.fit(made, toy.ALONE)
-    written(made)
     assert error.value.hint is not None
     last = (step - 1) * toy.BATCH if every == 0 else 2 * EPOCH
-    assert kept(tmp_path)[-1] == last
+    assert kept(made)[-1] == last
     assert toy.fit(toy.trainer(toy.toy_config(tmp_path), toy.ALONE, norm=True), toy.ALONE)["over"]
 
 
@@ -116,8 +110,7 @@ def test_the_last_step_of_a_run_is_checked(tmp_path):
     made = poisoned(tmp_path, weights, toy.EPOCHS * 11)
     with pytest.raises(FastvidError, match="not finite"):
         toy.fit(made, toy.ALONE)
-    written(made)
-    assert kept(tmp_path)[-1] == (toy.EPOCHS - 1) * EPOCH
+    assert kept(made)[-1] == (toy.EPOCHS - 1) * EPOCH
 
 
 def test_a_loss_of_the_evaluation_that_is_not_finite_fails_the_run(tmp_path):
