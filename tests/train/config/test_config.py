@@ -104,10 +104,20 @@ def test_an_invalid_override_raises_usage_error(config, change, message):
         overrides.apply(config, change.split())
 
 
+def test_values_of_a_recipe_are_among_those_of_their_type(config):
+    wrong = {"data.dtype": "int8", "data.last": "pad", "data.workers": "fork", "optim.groups": "tms", "run.amp": "fp8"}
+    for key, value in wrong.items():
+        section, name = key.split(".")
+        with toy.refused(f"{key} is {value!r}", "use one of "):
+            dataclasses.replace(getattr(config, section), **{name: value})
+
+
 def test_an_unknown_key_lists_the_known_ones(config):
-    settings = ", ".join(f"optim.{field.name}" for field in dataclasses.fields(OptimConfig))
+    for field in dataclasses.fields(OptimConfig):
+        with toy.refused("is not a setting", f"optim.{field.name}"):
+            overrides.apply(config, ["optim.base_rl=1"])
     for change, hint in (
-        ("optim.base_rl=1", f"did you mean optim.base_lr? known are {settings}"),
+        ("optim.base_rl=1", "did you mean optim.base_lr? known are optim.base_lr, "),
         ("lr=1", "did you mean optim.base_lr? `fastvid train RECIPE --show` lists all"),
         ("data.frames.stride=2", "data.frames.num_segments"),
     ):

@@ -165,7 +165,7 @@ def test_models_with_different_shared_settings_are_refused(folder, monkeypatch):
     monkeypatch.setenv("FASTVID_TOKEN", TOKEN)
     first, second, _ = recipes.load_all(str(folder / "recipe.py"))
     with toy.refused("share run.epochs, but it is 2 and 3"):
-        check_shared([first, replace(second, run=replace(second.run, epochs=3))])
+        check_shared([first, replace(second, run=replace(second.run, epochs=3)), first])
     with toy.refused("share data.split"):
         check_shared([first, replace(second, data=replace(second.data, split=None))])
     with toy.refused("fewer than 4 partitions"):
