@@ -228,38 +228,34 @@ class StopAfter(StopSignal):
         return self.left < 0
 
 
+# By name: changes of the run, and arguments of the trainer.
+SCENARIOS = {
+    "micro": ({"micro_batch_size": 3}, {}),
+    "masked": ({}, {"last": "mask", "bad": (3, 40, 41)}),
+    "norm": ({}, {"norm": True}),
+    "resumed": ({"checkpoint_every_s": 0.0}, {}),
+    "poisoned": ({"log_every_steps": 1000}, {}),  # no row of metrics is due
+    **dict.fromkeys(("plain", "naive", "stopped"), ({}, {})),
+}
+
+
 def scenario(name, folder, member):
-    config = toy_config(folder / name)
-    if name == "plain":
-        return fit(trainer(config, member), member)
-    if name == "micro":
-        return fit(trainer(toy_config(folder / name, micro_batch_size=3), member), member)
-    if name == "masked":
-        return fit(trainer(config, member, last="mask", bad=(3, 40, 41)), member)
-    if name == "norm":
-        return fit(trainer(config, member, norm=True), member)
-    if name == "naive":
-        made = trainer(config, member)
-        made.strategy = LocalMean(member)
-        return fit(made, member)
-    if name == "resumed":
-        return fit(trainer(toy_config(folder / name, checkpoint_every_s=0.0), member), member)
-    if name == "stopped":
-        # Only the last rank receives the signal.
-        stop = StopAfter(6) if member.world.rank == member.world.size - 1 else None
-        return fit(trainer(config, member, stop=stop), member)
-    if name == "poisoned":
-        # Only the last rank's loss is NaN, and no row of metrics is due.
-        made = trainer(toy_config(folder / name, log_every_steps=1000), member)
-        if member.world.rank == member.world.size - 1:
-            made.strategy.maybe_sync = lambda _replica, sums: sums.vector.fill_(math.nan)
-        try:
-            return fit(made, member)
-        except FastvidError as error:
-            return {"error": str(error)}
     if name == "score":
         return {"score": score(member, bad=()).as_row(), "some": score(member, bad=(7, 8)).as_row()}
-    raise AssertionError(name)
+    run, options = SCENARIOS[name]
+    # Only the last rank receives the signal, or has a loss that is NaN.
+    last = member.world.rank == member.world.size - 1
+    stop = StopAfter(6) if name == "stopped" and last else None
+    made = trainer(toy_config(folder / name, **run), member, stop=stop, **options)
+    if name == "naive":
+        made.strategy = LocalMean(member)
+    if name != "poisoned":
+        return fit(made, member)
+    if last:
+        made.strategy.maybe_sync = lambda _replica, sums: sums.vector.fill_(math.nan)
+    with pytest.raises(FastvidError) as error:
+        fit(made, member)
+    return {"error": str(error.value)}
 
 
 def score(member, *, bad):

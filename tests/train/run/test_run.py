@@ -152,12 +152,9 @@ def test_lineage_contains_every_sample_at_its_position(folder, undisturbed):
     for entry in toy.newest(undisturbed)["lineage"]:
         ids = Permutation(len(dataset), 0, entry["epoch"]).ids(range(len(dataset)))
         expected = Lineage()
-        expected.add(entry["epoch"], *digest_of([dataset.key(int(sample)) for sample in ids]))
+        keys = [dataset.key(int(sample)) for sample in ids]
+        expected.add(entry["epoch"], *Lineage.of(SimpleNamespace(position=torch.arange(len(keys)), key=keys)))
         assert expected.state_dict() == [entry]
-
-
-def digest_of(keys):
-    return Lineage.of(SimpleNamespace(position=torch.arange(len(keys)), key=keys))
 
 
 def test_killed_workers_are_restarted_by_torchrun_and_training_resumes(folder, undisturbed):
