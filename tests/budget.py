@@ -26,7 +26,7 @@ BUDGET: Final[dict[str, int]] = {
     "videos": 795,
     "sharding": 11_038,
     "load": 5_800,
-    "train": 6_829,
+    "train": 6_618,
     "models": 1_165,
     "cli": 1_400,
     "report": 417,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 51_433
+TESTS: Final = 51_012
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

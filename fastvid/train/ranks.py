@@ -42,7 +42,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, ClassVar, Final, TypeVar
 
 import torch
@@ -135,7 +135,8 @@ class Peers:
         lost = _wait(self._lost, deadline)
         self._tell({"lost": lost})
         if self._rank == 0:  # it may serve the store, so it waits until the others have written to it
-            _wait(lambda: not self._untold(lost), deadline)
+            others = set(range(len(self._places))) - {self._rank, *lost}
+            _wait(lambda: all(map(self._told, others)), deadline)
         if lost:
             return WorkerError(
                 f"rank {self._rank} cannot continue: " + "; ".join(lost.values()),
@@ -163,11 +164,6 @@ class Peers:
             elif ended:
                 found[rank] = f"{who} {ended}"
         return found
-
-    def _untold(self, lost: Mapping[int, str]) -> bool:
-        """Return whether any other rank that is not lost has not yet written why it ended."""
-        others = set(range(len(self._places))) - {self._rank, *lost}
-        return any(not self._told(rank) for rank in others)
 
     def _tell(self, what: dict[str, Any]) -> None:
         with contextlib.suppress(RuntimeError):
@@ -213,6 +209,38 @@ def _is_collective(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and _COLLECTIVE.search(str(error)) is not None
 
 
+_ALL_NODES: Final = "check that all nodes are started, with the same rendezvous endpoint, and can reach it"
+
+
+@contextlib.contextmanager
+def as_worker_error(
+    what: str,
+    *,
+    hint: str = "check that the other process is running and reachable from this machine",
+    **where: str | int,
+) -> Iterator[None]:
+    """Convert errors of sockets, and of torch's stores and process groups, to WorkerError."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        raise WorkerError(f"{what}: {error}", hint=hint, **where) from error
+
+
+def meet(timeout_s: float) -> tuple[World, Store]:
+    """Return rank and world size in this job from torchrun, and a store that no other attempt of the job has used.
+
+    `timeout_s`: seconds to wait for the other ranks.
+    """
+    with as_worker_error(f"the ranks did not connect within {timeout_s:g} s", hint=_ALL_NODES, master=_master()):
+        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+    world = World(rank, size)
+    return world, fresh_store(store, world, timeout_s)
+
+
+def _master() -> str:
+    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+
+
 _PREFIX: Final = "fastvid"
 _RENDEZVOUS_PAUSE_S: Final = 0.02  # between two polls of the store; startup takes seconds anyway
 
@@ -230,7 +258,7 @@ def fresh_store(store: Store, world: World, timeout_s: float) -> Store:
         if time.monotonic() > deadline:
             raise WorkerError(
                 f"rank {world.rank} of {world.size} waited {timeout_s:g} s for the other ranks",
-                hint="check that all nodes are started, with the same rendezvous endpoint, and can reach it",
+                hint=_ALL_NODES,
             )
         time.sleep(_RENDEZVOUS_PAUSE_S)
     return PrefixStore(f"{_PREFIX}/{token}", store)
@@ -324,29 +352,20 @@ def join(timeout_s: float) -> Iterator[Member]:
         yield Member(World(), device)
         return
     check_rendezvous(os.environ, agent_command())
-    limit = timedelta(seconds=timeout_s)
-    try:
-        store, rank, size = next(rendezvous("env://", timeout=limit))
-        if os.environ.get(_STORE_IS_SHARED) == "True":
-            store = fresh_store(store, World(rank, size), timeout_s)
-        nccl = device.type == "cuda" and not shares_devices(os.environ)
+    world, store = meet(timeout_s)
+    nccl = device.type == "cuda" and not shares_devices(os.environ)
+    with as_worker_error(f"no process group formed within {timeout_s:g} s", hint=_ALL_NODES, master=_master()):
         # With device_id NCCL connects at once, so a rank that cannot connect raises here, not in the first step.
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if nccl else "gloo",
             store=store,
-            rank=rank,
-            world_size=size,
-            timeout=limit,
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timedelta(seconds=timeout_s),
             device_id=device if nccl else None,
         )
-    except (RuntimeError, ValueError) as error:
-        raise WorkerError(
-            f"the process group did not form within {timeout_s:g} s: {error}",
-            hint="check that all nodes are started, with the same rendezvous endpoint, and can reach it",
-            master=f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}",
-        ) from error
-    member = Member(World(dist.get_rank(), dist.get_world_size()), device)
-    peers = Peers(rank, gather_bytes(own_record(), member), store)
+    member = Member(world, device)
+    peers = Peers(world.rank, gather_bytes(own_record(), member), store)
     try:
         with ending_with_agent():
             yield member
@@ -483,9 +502,7 @@ class StopSignal:
             self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         StopSignal._active = None
         self._restore()
 

@@ -14,7 +14,7 @@ from bench.common.hosts import Hosts
 from bench.scaling import scale
 from fastvid.errors import UsageError
 from tests.datasets import make_clip, pack
-from tests.train.run.test_run import RECIPE
+from tests.train.small import RECIPE
 
 
 @pytest.fixture(scope="module")

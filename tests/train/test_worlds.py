@@ -2,21 +2,14 @@
 
 import shutil
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
-from fastvid.runtime.processes import World
-from fastvid.train.ranks import Member
 from fastvid.train.records import records as metrics
-from fastvid.train.records.checkpoint import Checkpoints, decode
+from fastvid.train.records.checkpoint import Checkpoints
 from tests.train import toy
-
-ALONE = Member(World(), torch.device("cpu"))
-Outcomes = dict[tuple[int, str], list[dict[str, Any]]]
 
 # Killed after 30 steps, with a checkpoint after each: the middle of the third epoch.
 KILLED_AFTER = 30
@@ -40,28 +33,17 @@ def outcomes(tmp_path_factory):
             shutil.copytree(folder / "resumed", here / "resumed")
         if world == 1:
             for name in names:
-                found[1, name] = [toy.scenario(name, here, ALONE)]
+                found[1, name] = [toy.scenario(name, here, toy.ALONE)]
             continue
         assert toy.spawn(world, here, *names) == [0] * world
         for name in names:
             found[world, name] = [torch.load(here / f"{name}-{rank}.pt") for rank in range(world)]
-    found[0, "folder"] = [{"folder": folder}]
-    return found
-
-
-def difference(a, b):
-    return max(float((a["weights"][name] - b["weights"][name]).abs().max()) for name in a["weights"])
-
-
-def folder_of(outcomes):
-    folder = outcomes[0, "folder"][0]["folder"]
-    assert isinstance(folder, Path)
-    return folder
+    return found | {"folder": folder}
 
 
 def test_the_toy_learns(outcomes):
     # Otherwise equality of weights would prove little.
-    untrained, trained = toy.score(ALONE, bad=()), outcomes[1, "plain"][0]["score"]
+    untrained, trained = toy.score(toy.ALONE, bad=()), outcomes[1, "plain"][0]["score"]
     assert trained["loss"] < 0.6 * untrained.loss
     assert trained["top1_percent"] > 60
 
@@ -71,28 +53,28 @@ def test_weights_do_not_depend_on_the_world(outcomes):
     steps = one["samples"] // toy.BATCH
     assert steps >= 50
     # Two ranks have equal shares; of three ranks, one has 2 clips and two have 3.
-    assert difference(one, outcomes[2, "plain"][0]) < 1e-12
-    assert difference(one, outcomes[3, "plain"][0]) < 1e-9
+    assert toy.difference(one, outcomes[2, "plain"][0]) < 1e-12
+    assert toy.difference(one, outcomes[3, "plain"][0]) < 1e-9
     for world in (2, 3):
         for other in outcomes[world, "plain"]:
-            assert difference(outcomes[world, "plain"][0], other) == 0
+            assert toy.difference(outcomes[world, "plain"][0], other) == 0
 
 
 def test_uneven_shares_without_weights_change_the_result(outcomes):
     # The mean of the ranks' means is a different gradient, so the test above can fail.
-    assert difference(outcomes[1, "plain"][0], outcomes[3, "naive"][0]) > 1e-4
+    assert toy.difference(outcomes[1, "plain"][0], outcomes[3, "naive"][0]) > 1e-4
 
 
 def test_accumulation_gives_the_same_updates(outcomes):
     # At most 3 clips at once: 8 clips are 2 + 3 + 3 on one rank; a share of 4 is 2 + 2.
     for world in (1, 2):
-        assert difference(outcomes[1, "plain"][0], outcomes[world, "micro"][0]) < 1e-12
+        assert toy.difference(outcomes[1, "plain"][0], outcomes[world, "micro"][0]) < 1e-12
 
 
 def test_masked_and_skipped_rows_do_not_affect_training_in_any_world(outcomes):
     one, three = outcomes[1, "masked"][0], outcomes[3, "masked"][0]
     assert one["samples"] == toy.EPOCHS * toy.NUM_SAMPLES
-    assert difference(one, three) < 1e-9
+    assert toy.difference(one, three) < 1e-9
     assert one["lineage"] == three["lineage"]
 
 
@@ -109,7 +91,7 @@ def test_lineage_covers_every_sample_of_an_epoch_in_any_world(outcomes):
 def test_all_ranks_fail_if_one_has_a_loss_that_is_not_finite(outcomes):
     for rank in outcomes[2, "poisoned"]:
         assert "loss is nan after 88 samples" in rank["error"]
-    assert not Checkpoints(str(folder_of(outcomes) / "world2" / "poisoned" / "checkpoints")).names()
+    assert not Checkpoints(str(outcomes["folder"] / "world2" / "poisoned" / "checkpoints")).names()
 
 
 def test_evaluation_counts_each_sample_once(outcomes):
@@ -132,12 +114,10 @@ def test_evaluation_counts_each_sample_once(outcomes):
 
 def test_running_statistics_are_the_mean_of_the_ranks(outcomes):
     first, second = outcomes[2, "norm"]
-    assert difference(first, second) == 0
+    assert toy.difference(first, second) == 0
     # With momentum 0.1, a statistic that a rank never updated would still be near its initial value.
     assert float(first["weights"]["1.running_mean"].abs().max()) > 0
-    saved = Checkpoints(str(folder_of(outcomes) / "world2" / "norm" / "checkpoints")).newest()
-    assert saved is not None
-    model = decode(saved.data, saved.name)["replica"]["model"]
+    model = toy.newest(outcomes["folder"] / "world2" / "norm")["replica"]["model"]
     assert torch.equal(model["1.running_var"], first["weights"]["1.running_var"])
     assert first["score"] == second["score"]
 
@@ -147,9 +127,9 @@ def test_a_killed_run_resumed_in_another_world_equals_an_uninterrupted_run(outco
     undisturbed, resumed = outcomes[1, "plain"][0], outcomes[world, "resumed"][0]
     assert resumed["samples"] == undisturbed["samples"]
     assert resumed["lineage"] == undisturbed["lineage"]
-    assert difference(undisturbed, resumed) < 1e-9
+    assert toy.difference(undisturbed, resumed) < 1e-9
     assert resumed["score"]["loss"] == pytest.approx(undisturbed["score"]["loss"], abs=1e-9)
-    folder = folder_of(outcomes)
+    folder = outcomes["folder"]
     whole = metrics.curve(metrics.read(folder / "world1" / "plain" / metrics.METRICS_FILE))
     pieces = metrics.read(folder / f"world{world}" / "resumed" / metrics.METRICS_FILE)
     starts = [(row["samples"], row["world_size"]) for row in pieces if row["kind"] == "start"]
@@ -168,8 +148,6 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(outcomes):
     first, second = outcomes[2, "stopped"]
     assert first["over"] is second["over"] is False
     assert first["samples"] == second["samples"] == 7 * toy.BATCH
-    saved = Checkpoints(str(folder_of(outcomes) / "world2" / "stopped" / "checkpoints")).newest()
-    assert saved is not None
-    state = decode(saved.data, saved.name)
+    state = toy.newest(outcomes["folder"] / "world2" / "stopped")
     assert state["replica"]["samples"] == 7 * toy.BATCH
     assert state["loader"]["position"] == 7 * toy.BATCH

@@ -10,25 +10,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
 from bench.common.ports import reserved_port
-from fastvid.errors import FastvidError
+from fastvid.errors import FastvidError, UsageError
 from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.labels import IGNORED_LABEL
 from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.order.draws import Permutation
 from fastvid.load.order.epoch import Batches
+from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.parts.evaluate import evaluate
 from fastvid.train.parts.optim import Schedule, make_optimizer
 from fastvid.train.parts.replica import Freezer, Replica
-from fastvid.train.ranks import StopSignal, join
-from fastvid.train.records.checkpoint import Checkpoints
+from fastvid.train.ranks import Member, StopSignal, join
+from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.records.records import METRICS_FILE, Recorder
 from fastvid.train.run.assemble import read_state
 from fastvid.train.strategies.ddp import Ddp
@@ -40,6 +42,7 @@ NUM_SAMPLES = 90
 BATCH = 8  # in worlds of 2 and 3: shares of 4 and 4, and of 2, 3 and 3
 EPOCHS = 5  # of 11 steps each
 ROOT = Path(__file__).parents[2]
+ALONE = Member(World(), torch.device("cpu"))
 
 
 class ToyLoader:
@@ -89,6 +92,9 @@ class ToyLoader:
     def set_batch_size(self, global_batch_size):
         self.batches, self._origin = replace(self.batches, size=global_batch_size), self.position
 
+    def close(self):
+        pass
+
     def state_dict(self):
         return {"version": 1, "fingerprint": {}, "seed": 0, "epoch": self.epoch, "position": self.position}
 
@@ -133,17 +139,7 @@ def toy_config(folder, **run):
     )  # fmt: skip
 
 
-def trainer(
-    config,
-    member,
-    *,
-    model=None,
-    norm=False,
-    stop=None,
-    kind=ToyLoader,
-    saves=True,
-    **data,
-):
+def trainer(config, member, *, model=None, norm=False, stop=None, kind=ToyLoader, saves=True, **data):
     """Return a trainer of the toy net or another model; `data` are arguments of its loader."""
     model, size = net(norm=norm) if model is None else model, config.data.global_batch_size
     strategy = build_strategy(config.sync, member, config.sync_options)
@@ -167,6 +163,27 @@ def trainer(
         recorder=Recorder(folder / METRICS_FILE if member.leads and saves else None),
         stop=stop or StopSignal(),
     )  # fmt: skip
+
+
+def newest(folder):
+    """Return the contents of a run's newest checkpoint."""
+    found = Checkpoints(str(folder / "checkpoints")).newest()
+    assert found is not None
+    return decode(found.data, found.name)
+
+
+def difference(a, b):
+    """Return the largest difference of the final weights of two outcomes."""
+    return max(float((a["weights"][name] - b["weights"][name]).abs().max()) for name in a["weights"])
+
+
+@contextlib.contextmanager
+def refused(message, hint="", kind=UsageError):
+    """Check that the block raises an error with a message and a hint."""
+    with pytest.raises(kind) as error:
+        yield
+    assert message in str(error.value)
+    assert hint in (error.value.hint or "")
 
 
 def outcome(made, *, over):
@@ -211,48 +228,40 @@ class StopAfter(StopSignal):
         return self.left < 0
 
 
+# By name: changes of the run, and arguments of the trainer.
+SCENARIOS = {
+    "micro": ({"micro_batch_size": 3}, {}),
+    "masked": ({}, {"last": "mask", "bad": (3, 40, 41)}),
+    "norm": ({}, {"norm": True}),
+    "resumed": ({"checkpoint_every_s": 0.0}, {}),
+    "poisoned": ({"log_every_steps": 1000}, {}),  # no row of metrics is due
+    **dict.fromkeys(("plain", "naive", "stopped"), ({}, {})),
+}
+
+
 def scenario(name, folder, member):
-    config = toy_config(folder / name)
-    if name == "plain":
-        return fit(trainer(config, member), member)
-    if name == "micro":
-        return fit(trainer(toy_config(folder / name, micro_batch_size=3), member), member)
-    if name == "masked":
-        return fit(trainer(config, member, last="mask", bad=(3, 40, 41)), member)
-    if name == "norm":
-        return fit(trainer(config, member, norm=True), member)
-    if name == "naive":
-        made = trainer(config, member)
-        made.strategy = LocalMean(member)
-        return fit(made, member)
-    if name == "resumed":
-        return fit(trainer(toy_config(folder / name, checkpoint_every_s=0.0), member), member)
-    if name == "stopped":
-        # Only the last rank receives the signal.
-        stop = StopAfter(6) if member.world.rank == member.world.size - 1 else None
-        return fit(trainer(config, member, stop=stop), member)
-    if name == "poisoned":
-        # Only the last rank's loss is NaN, and no row of metrics is due.
-        made = trainer(toy_config(folder / name, log_every_steps=1000), member)
-        if member.world.rank == member.world.size - 1:
-            made.strategy.maybe_sync = lambda _replica, sums: sums.vector.fill_(math.nan)
-        try:
-            return fit(made, member)
-        except FastvidError as error:
-            return {"error": str(error)}
     if name == "score":
         return {"score": score(member, bad=()).as_row(), "some": score(member, bad=(7, 8)).as_row()}
-    raise AssertionError(name)
+    run, options = SCENARIOS[name]
+    # Only the last rank receives the signal, or has a loss that is NaN.
+    last = member.world.rank == member.world.size - 1
+    stop = StopAfter(6) if name == "stopped" and last else None
+    made = trainer(toy_config(folder / name, **run), member, stop=stop, **options)
+    if name == "naive":
+        made.strategy = LocalMean(member)
+    if name != "poisoned":
+        return fit(made, member)
+    if last:
+        made.strategy.maybe_sync = lambda _replica, sums: sums.vector.fill_(math.nan)
+    with pytest.raises(FastvidError) as error:
+        fit(made, member)
+    return {"error": str(error.value)}
 
 
 def score(member, *, bad):
     strategy = build_strategy("ddp", member, {})
-    return evaluate(
-        net(),
-        ToyLoader(member.world, size=7, last="keep", bad=bad),
-        device=member.device,
-        add_up=lambda values: strategy.total(values)(),
-    )
+    loader = ToyLoader(member.world, size=7, last="keep", bad=bad)
+    return evaluate(toy_config(ROOT), net(), loader, member.device, lambda values: strategy.total(values)())
 
 
 def spawn(world, folder, *scenarios, module=__name__, **environment):

@@ -21,7 +21,7 @@ from fastvid.load.after.chain import CallableTransform
 from fastvid.runtime.names import meant
 from fastvid.train.config import overrides
 from fastvid.train.config.data import DataConfig, ShardConfig
-from fastvid.train.config.overrides import NAMED, at_least, each_of_or_own, one_of, one_of_or_own
+from fastvid.train.config.overrides import NAMED, at_least, check_literals, each_of_or_own, one_of_or_own
 from fastvid.train.tasks.classification import Classification
 from fastvid.train.tasks.task import Task, check_task, find_task
 
@@ -154,7 +154,7 @@ class OptimConfig:
         at_least(0.0, self, "trust", "head_lr_mult")
         one_of_or_own(self, "name", OptimizerName, self.options, "options")
         one_of_or_own(self, "decay", Decay, self.decay_options, "decay_options")
-        one_of(self, "groups", Groups)
+        check_literals(self)
         if list(self.milestones) != sorted(set(self.milestones)):
             raise UsageError(f"optim.milestones is {self.milestones}, expected ascending epochs")
         if self.clip_norm is not None and self.clip_norm <= 0:
@@ -219,7 +219,7 @@ class RunConfig:
         at_least(1, self, "epochs", "log_every_steps", "eval_every_epochs", "keep_checkpoints", "timeout_s")
         at_least(0, self, "seed", "checkpoint_every_s")
         at_least(1, self, "micro_batch_size")
-        one_of(self, "amp", Amp)
+        check_literals(self)
         each_of_or_own(self, "loggers", LoggerName)
         each_of_or_own(self, "callbacks", None)
 
@@ -298,6 +298,12 @@ def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{name}"] = value
     return flat
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys whose values are not the same in all of several mappings."""
+    keys = dict.fromkeys(key for setting in settings for key in setting)
+    return [key for key in keys if any(setting.get(key) != settings[0].get(key) for setting in settings)]
 
 
 _SUFFIX = ".py"

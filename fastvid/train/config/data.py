@@ -18,7 +18,7 @@ from fastvid.load.options import Kind
 from fastvid.load.order.epoch import BlockShuffle, ClassBalanced, Last
 from fastvid.runtime.names import import_name
 from fastvid.runtime.values import check_choice, check_least
-from fastvid.train.config.overrides import NAMED, at_least, one_of
+from fastvid.train.config.overrides import NAMED, at_least, check_literals
 
 MAIN: Final = "main"
 """Name of the dataset of `DataConfig.path` in a mixture."""
@@ -202,7 +202,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         at_least(1, self, "global_batch_size", "eval_batch_size", "flow_stack", "group_size", "clips_per_video")
-        one_of(self, "dtype", Dtype)
+        check_literals(self)
         for name in ("mean", "std"):
             if len(getattr(self, name)) != CHANNELS:
                 raise UsageError(f"data.{name} is {getattr(self, name)}, expected a number for each of R, G and B")
@@ -212,9 +212,6 @@ class DataConfig:
                 f"{self.clips_per_video}"
             )
         check_mixture(self.mixture, self.weight, self.epoch_samples)
-        one_of(self, "on_error", Damaged)
-        one_of(self, "last", Last)
-        one_of(self, "workers", Kind)
         for name in ("frames", "eval_frames"):
             if clip_length(getattr(self, name)) is None:
                 raise UsageError(
@@ -240,3 +237,9 @@ class DataConfig:
         length = clip_length(self.frames)
         assert length is not None
         return length
+
+    @property
+    def clip_shape(self) -> tuple[int, int, int, int, int] | None:
+        """Shape of a batch of one clip of pictures, [1, 3, T, H, W]; None with other streams, or if no crop says it."""
+        sizes = [size for one in self.spatial if (size := getattr(one, "output", None)) is not None]
+        return (1, CHANNELS, self.num_frames, *sizes[0]) if sizes and self.streams == ("rgb",) else None

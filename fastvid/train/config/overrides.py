@@ -32,9 +32,11 @@ def at_least(least: float, config: Any, *names: str) -> None:
     check_least(least, **{f"{_section(config)}.{name}": getattr(config, name) for name in names})
 
 
-def one_of(config: Any, name: str, allowed: Any) -> None:
-    """Check that a value of a section is one of the values of a Literal type."""
-    check_choice(f"{_section(config)}.{name}", getattr(config, name), get_args(allowed))
+def check_literals(config: Any) -> None:
+    """Check that the values of a section whose types are Literals are among these."""
+    for name, hint in get_type_hints(type(config)).items():
+        if get_origin(hint) is Literal:
+            check_choice(f"{_section(config)}.{name}", getattr(config, name), get_args(hint))
 
 
 def one_of_or_own(config: Any, name: str, allowed: Any, options: Mapping[str, Any], options_name: str) -> None:

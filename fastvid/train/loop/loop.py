@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import logging
 import math
@@ -25,7 +24,7 @@ from fastvid.runtime import faults
 from fastvid.train.config.config import Config, to_json
 from fastvid.train.loop.strategy import Strategy
 from fastvid.train.parts.evaluate import Score, autocast, evaluate
-from fastvid.train.parts.replica import Lineage, Loader, Replica
+from fastvid.train.parts.replica import Lineage, Loader, Replica, hash64
 from fastvid.train.ranks import Interrupted, Member, StopSignal
 from fastvid.train.records.checkpoint import Checkpoints
 from fastvid.train.records.records import Exposure, Observers, Recorder, Stopwatch, Telemetry, console
@@ -133,31 +132,13 @@ def step_seed(seed: int, samples: int, rank: int) -> int:
 
     A resumed run thus draws the same numbers, and checkpoints need no generator state.
     """
-    text = f"{seed}:{samples}:{rank}".encode()
-    # 63 bits, because torch rejects larger seeds.
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+    return hash64(f"{seed}:{samples}:{rank}") >> 1  # 63 bits, because torch rejects larger seeds
 
 
 log = logging.getLogger(__name__)
 
 _LEAST_ROWS: Final = 50  # minimum rows of metrics of a run, if it has as many steps: enough to plot a curve
 _LOG_EVERY_STEPS: Final = 20  # the default; each row costs a sum over the ranks and one line on the console
-
-
-def score_of(
-    config: Config,
-    replica: Replica,
-    loader: Loader,
-    device: torch.device,
-    add_up: Callable[[Tensor], Tensor] = lambda values: values,
-) -> Score:
-    """Evaluate a replica, with its averaged weights (EMA) if it has them; `add_up` sums a tensor over the ranks."""
-    run = config.run
-    with replica.averaged():
-        return evaluate(
-            replica.model, loader, device=device, amp=run.amp, task=config.task, seed=run.seed,
-            add_up=add_up,
-        )  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -346,9 +327,9 @@ class Trainer:
             raise _diverged(f"{_several(broken or ['weights of another rank'])} not finite", replica)
 
     def _evaluate(self, replica: Replica, loader: Loader, epoch: int) -> None:
-        with self._watch.paused(), self._whole.paused() as began:
-            self.score = score_of(
-                self.config, replica, loader, self.member.device, lambda values: self.strategy.total(values)()
+        with self._watch.paused(), self._whole.paused() as began, replica.averaged():
+            self.score = evaluate(
+                self.config, replica.model, loader, self.member.device, lambda values: self.strategy.total(values)()
             )
             seconds = time.perf_counter() - began
         row = {"samples": replica.samples, "epoch": epoch, "seconds": seconds, **self.score.as_row()}

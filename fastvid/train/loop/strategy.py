@@ -287,17 +287,16 @@ def build_strategy(
 def split_options(name: str, kind: type[Strategy], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split `options` into those of the strategy itself and those of a batch policy; raise if one is unknown."""
     known = _parameters(kind)
-    policies = kind.shares_batches and any(option.startswith("batch") for option in options.keys() - set(known))
-    policy = _parameters(_batch_policy()) if policies else []
+    policies = kind.shares_batches and any(option.startswith("batch") for option in options.keys() - known.keys())
+    policy = _parameters(_batch_policy()) if policies else {}
     if unknown := sorted(options.keys() - {*known, *policy}):
         raise UsageError(
             f"sync {name!r} has no option {', '.join(map(repr, unknown))}",
             hint=f"use one of {', '.join([*known, *policy])}" if known or policy else "remove it: there are no options",
         )
-    defaults = {option: one.default for option, one in inspect.signature(kind).parameters.items()}
     # The command line turns the text "none" into None; turn it back where "none" is the option's default.
     own = {
-        option: "none" if value is None and defaults[option] == "none" else value
+        option: "none" if value is None and known[option] == "none" else value
         for option, value in options.items()
         if option in known
     }
@@ -319,6 +318,7 @@ def _batch_policy() -> Any:
     return import_name("sync", _strategies().BATCH_POLICY)
 
 
-def _parameters(kind: Any) -> list[str]:
-    parameters = inspect.signature(kind).parameters
-    return [name for name, one in parameters.items() if name != "member" and one.kind is not one.VAR_KEYWORD]
+def _parameters(kind: Any) -> dict[str, Any]:
+    """Return the defaults of a strategy's options by their names."""
+    parameters = inspect.signature(kind).parameters.items()
+    return {name: one.default for name, one in parameters if name != "member" and one.kind is not one.VAR_KEYWORD}

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fastvid.errors import StateError
-from fastvid.train.config.config import Amp
+from fastvid.train.config.config import Amp, Config
 from fastvid.train.parts.replica import Loader
 from fastvid.train.records.records import shown_number
-from fastvid.train.tasks.classification import Classification
-from fastvid.train.tasks.task import CLIPS, LOSS, Phase, Sums, Task
+from fastvid.train.tasks.task import CLIPS, LOSS, Phase, Sums
 
 _EMPTY: Final = torch.zeros(0)
 
@@ -119,21 +118,18 @@ def autocast(device: torch.device, amp: Amp) -> torch.autocast:
 
 @torch.no_grad()
 def evaluate(
+    config: Config,
     model: nn.Module,
     loader: Loader,
-    *,
     device: torch.device,
-    amp: Amp = "off",
-    task: Task | None = None,
-    seed: int = 0,
     add_up: Callable[[Tensor], Tensor] = lambda values: values,
 ) -> Score:
     """Score one epoch of a loader.
 
     `add_up`: sums a float64 CPU tensor over the ranks.
     """
-    task = Classification() if task is None else task
-    phase, training = Phase(training=False, seed=seed), model.training
+    task, training = config.task, model.training
+    phase = Phase(training=False, seed=config.run.seed)
     model.eval()
     sums: Sums | None = None
     delivered, total = 0, loader.num_samples
@@ -142,7 +138,7 @@ def evaluate(
         for batch in loader:
             delivered += int((batch.position >= 0).sum())
             prepared = task.prepare(batch, phase)
-            with autocast(device, amp):
+            with autocast(device, config.run.amp):
                 outputs = model(*task.inputs(prepared))
             found = task.sums(outputs, prepared)
             sums = found if sums is None else sums + found

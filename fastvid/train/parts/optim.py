@@ -25,7 +25,22 @@ from fastvid.runtime.names import accepted, check_keywords, first_argument, impo
 from fastvid.train.config.config import OptimConfig
 
 
-class Lars(Optimizer):
+class _Layerwise(Optimizer):
+    """Base class of optimizers that update many parameters together."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One step; there is no closure."""
+        assert closure is None
+        for group in self.param_groups:
+            for parameters, gradients in _alike(group["params"]):
+                self._update(group, parameters, gradients)
+
+    def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        raise NotImplementedError
+
+
+class Lars(_Layerwise):
     """LARS, SGD with layer-wise rates: You, Gitman, Ginsburg 2017, arXiv 1708.03888, algorithm 1.
 
     For a weight w with gradient g, decay b and rate r:
@@ -45,29 +60,21 @@ class Lars(Optimizer):
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "adapt": True}
         super().__init__(params, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One step; there is no closure."""
-        assert closure is None
-        for group in self.param_groups:
-            decay = group["weight_decay"]
-            for parameters, gradients in _alike(group["params"]):
-                velocities = [
-                    _state(self.state[parameter], parameter, "momentum_buffer")[0] for parameter in parameters
-                ]
-                updates = gradients
-                if group["adapt"] or decay:
-                    updates = list(torch._foreach_add(gradients, parameters, alpha=decay))
-                if group["adapt"]:
-                    sizes, lengths = _norms(parameters), _norms(gradients)
-                    ratios = _ratio(group["trust"] * sizes, lengths + decay * sizes)
-                    torch._foreach_mul_(updates, ratios.unbind())
-                torch._foreach_mul_(velocities, group["momentum"])
-                torch._foreach_add_(velocities, updates, alpha=group["lr"])
-                torch._foreach_sub_(parameters, velocities)
+    def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        velocities = [_state(self.state[parameter], parameter, "momentum_buffer")[0] for parameter in parameters]
+        updates, decay = gradients, group["weight_decay"]
+        if group["adapt"] or decay:
+            updates = list(torch._foreach_add(gradients, parameters, alpha=decay))
+        if group["adapt"]:
+            sizes, lengths = _norms(parameters), _norms(gradients)
+            ratios = _ratio(group["trust"] * sizes, lengths + decay * sizes)
+            torch._foreach_mul_(updates, ratios.unbind())
+        torch._foreach_mul_(velocities, group["momentum"])
+        torch._foreach_add_(velocities, updates, alpha=group["lr"])
+        torch._foreach_sub_(parameters, velocities)
 
 
-class Lamb(Optimizer):
+class Lamb(_Layerwise):
     """LAMB, Adam with layer-wise rates: You et al. 2019, arXiv 1904.00962, algorithm 2.
 
     With Adam's bias-corrected direction ``r = m / (sqrt(v) + eps)`` and decay b:
@@ -87,14 +94,6 @@ class Lamb(Optimizer):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": True}
         super().__init__(params, defaults)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One step; there is no closure."""
-        assert closure is None
-        for group in self.param_groups:
-            for parameters, gradients in _alike(group["params"]):
-                self._update(group, parameters, gradients)
 
     def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
         first, second = group["betas"]

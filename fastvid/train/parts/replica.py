@@ -337,6 +337,11 @@ class Loader:
 _MASK: Final = 2**64 - 1
 
 
+def hash64(text: str) -> int:
+    """Return a hash of a text, 0 to 2**64 - 1, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
 class Lineage:
     """The samples that a model was trained on: per epoch, their number and a digest.
 
@@ -354,8 +359,7 @@ class Lineage:
         for position, key in zip(batch.position.tolist(), batch.key, strict=True):
             if position >= 0:
                 count += 1
-                word = hashlib.blake2b(f"{position}:{key}".encode(), digest_size=8).digest()
-                digest += int.from_bytes(word, "little")
+                digest += hash64(f"{position}:{key}")
         return count, _signed(digest)
 
     def add(self, epoch: int, count: int, digest: int) -> None:

@@ -62,7 +62,7 @@ class Checkpoints:
         self.keep = keep
         # At exit the interpreter waits for this thread, so a checkpoint is completed even if the run fails meanwhile.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending: Future[None] | None = None
+        self._pending: Future[str] | None = None
 
     def names(self) -> list[str]:
         """Return the file names, oldest first."""
@@ -88,7 +88,9 @@ class Checkpoints:
         Returns:
             The file name.
         """
-        return self.write(encode(state), samples)
+        name = self.write(encode(state), samples)
+        log.info("checkpoint %s", name)
+        return name
 
     def write(self, data: bytes | memoryview, samples: int) -> str:
         """Write the bytes that `encode` returned, see `save`."""
@@ -123,7 +125,7 @@ class Checkpoints:
             StorageError: If the previous checkpoint could not be written.
         """
         self.wait()
-        self._pending = self._writer.submit(self._write, snapshot(state), samples)
+        self._pending = self._writer.submit(self.save, snapshot(state), samples)
 
     def wait(self) -> None:
         """Wait until no checkpoint is being written.
@@ -134,9 +136,6 @@ class Checkpoints:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
-
-    def _write(self, state: dict[str, Any], samples: int) -> None:
-        log.info("checkpoint %s", self.save(state, samples))
 
     def best(self) -> tuple[str, float] | None:
         """Return name and score of the best checkpoint; None if no score is recorded or its file does not exist.

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fastvid.errors import FastvidError, StorageError, UsageError
 from fastvid.models.zoo import model_cost
 from fastvid.runtime.names import check_keywords, import_name
-from fastvid.runtime.values import json_text
+from fastvid.runtime.values import duration, json_text
 from fastvid.train.config.config import Config
 from fastvid.train.ranks import Member
 
@@ -143,14 +143,9 @@ class Telemetry:
 
 def clip_flops(config: Config, model: nn.Module) -> int | None:
     """Return the FLOPs of forward and backward of one clip; None if they cannot be counted."""
-    data = config.data
-    if data.streams != ("rgb",):
-        return None
-    crop = next((one for one in data.spatial if hasattr(one, "output")), None)
-    if crop is None or crop.output is None:
-        return None
+    shape = config.data.clip_shape
     try:
-        return model_cost(model, (1, 3, data.num_frames, *crop.output)).training_flops
+        return None if shape is None else model_cost(model, shape).training_flops
     except (RuntimeError, NotImplementedError, TypeError):
         # A user-defined model may use operations that the meta device does not support.
         return None
@@ -442,7 +437,7 @@ def console(row: dict[str, Any], shown: Iterable[str], done: int, total: int, wa
         row["lr"],
         row["clips_per_s"],
         row["wait_percent"],
-        clock(left),
+        duration(left),
     )
 
 
@@ -451,9 +446,3 @@ def shown_number(name: str, value: float) -> str:
     if name.endswith(_PERCENT):
         return f"{name.removesuffix(_PERCENT)} {value:.2f} %"
     return f"{name} {value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{name} {value:.4g}"
-
-
-def clock(seconds: float) -> str:
-    """Format seconds as h:mm:ss."""
-    whole = max(0, round(seconds))
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"

@@ -30,7 +30,7 @@ from fastvid.models.pipeline import local_devices, place_on_devices
 from fastvid.models.two_stream import TwoStream, load_stream_weights
 from fastvid.models.weights import load_weights
 from fastvid.runtime.values import json_text, sha256
-from fastvid.train.config.config import Config, flatten, to_json
+from fastvid.train.config.config import Config, differing, flatten, to_json
 from fastvid.train.config.data import MAIN, DatasetConfig
 from fastvid.train.parts.optim import Schedule, make_optimizer
 from fastvid.train.parts.replica import LABEL, Freezer, Loader, Replica
@@ -131,10 +131,7 @@ def _of_a_node(setting: str) -> bool:
 def check_agreement(own: Mapping[str, str], member: Member) -> None:
     """Raise StateError unless all ranks have the same `facts`; call it on every rank."""
     first, *others = (json.loads(data) for data in gather_bytes(json.dumps(own).encode(), member))
-    differs = {
-        rank: [name for name in [*first, *(theirs.keys() - first.keys())] if theirs.get(name) != first.get(name)]
-        for rank, theirs in enumerate(others, 1)
-    }
+    differs = {rank: differing([first, theirs]) for rank, theirs in enumerate(others, 1)}
     ranks = [rank for rank, names in differs.items() if names]
     if not ranks:
         return

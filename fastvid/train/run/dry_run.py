@@ -96,9 +96,9 @@ def _check_model(config: Config, world_size: int, sharing: int, source: assemble
 
 def _cost(config: Config, model: nn.Module, rows: int, micro: int, per_epoch: int) -> dict[str, Any]:
     """Return FLOPs and memory; empty for models that take anything but RGB clips."""
-    if config.data.streams != ("rgb",) or type(config.task).inputs is not Task.inputs:
+    shape = config.data.clip_shape
+    if shape is None or type(config.task).inputs is not Task.inputs:
         return {}
-    shape = (1, 3, config.data.num_frames, *_size(config))
     cost = model_cost(model, shape)
     memory = estimate(config, model, rows=rows, micro=micro, shape=shape)
     return {
@@ -173,12 +173,6 @@ def activation_bytes(model: nn.Module, shape: tuple[int, ...]) -> int:
     finally:
         model.train(training)
     return sum(found.values())
-
-
-def _size(config: Config) -> tuple[int, int]:
-    crop = next(transform for transform in config.data.spatial if hasattr(transform, "output"))
-    assert crop.output is not None  # `DataConfig` has checked it
-    return crop.output
 
 
 def _check_writable(out: Path) -> None:

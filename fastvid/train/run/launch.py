@@ -28,14 +28,14 @@ from torch import nn
 
 from fastvid.errors import FastvidError, JobError, StorageError, UsageError
 from fastvid.runtime.processes import available_cores, lock_file
-from fastvid.runtime.values import json_text, listing
+from fastvid.runtime.values import duration, json_text, listing
 from fastvid.storage import LocalStorage
-from fastvid.train.config.config import Config, flatten, to_json
+from fastvid.train.config.config import Config, differing, flatten, to_json
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.loop.strategy import Strategy, build_strategy, strategy_of
 from fastvid.train.parts.evaluate import Score
 from fastvid.train.ranks import Member, StopSignal, broadcast_bytes, join
-from fastvid.train.records.records import METRICS_FILE, Observers, Recorder, RunInfo, clock
+from fastvid.train.records.records import METRICS_FILE, Observers, Recorder, RunInfo
 from fastvid.train.run import assemble
 from fastvid.train.run.assemble import CLASSES_FILE, Run, checkpoints_of, quiet
 from fastvid.train.tasks.task import Task
@@ -251,9 +251,8 @@ def _finished(run: Run, member: Member) -> dict[str, Any] | None:
 def _log_changes(config: Config, state: Mapping[str, Any]) -> None:
     """Warn of settings that differ from those in a checkpoint."""
     now, before = flatten(to_json(config)), flatten(state["config"])
-    for key in sorted(now.keys() | before.keys()):
-        if now.get(key) != before.get(key):
-            log.warning("%s is %r, but was %r in the checkpoint", key, now.get(key), before.get(key))
+    for key in differing([now, before]):
+        log.warning("%s is %r, but was %r in the checkpoint", key, now.get(key), before.get(key))
 
 
 def _announce(trainer: Trainer, run: Run) -> None:
@@ -300,5 +299,5 @@ def _summary(trainer: Trainer, *, finished: bool, seconds: float) -> dict[str, A
         "lineage": trainer.lineage.state_dict(),
     }
     state = "run finished" if finished else "run stopped"
-    log.info("%s after %s clips, %s", state, f"{replica.samples:,}", clock(seconds))
+    log.info("%s after %s clips, %s", state, f"{replica.samples:,}", duration(seconds))
     return summary

@@ -79,17 +79,6 @@ class RunMetrics:
         values = [row[name] for row in self.rows if row["kind"] == "train" and row.get(name) is not None]
         return median(values) if values else None
 
-    def speeds(self) -> dict[int, list[float]]:
-        """Return the clips per second of every training row, by world size."""
-        speeds: dict[int, list[float]] = {}
-        world = 1
-        for row in self.rows:
-            if row["kind"] == "start":
-                world = int(row.get("world_size", 1))
-            elif row["kind"] == "train":
-                speeds.setdefault(world, []).append(row["clips_per_s"])
-        return speeds
-
 
 def efficiency(runs: Sequence[RunMetrics]) -> list[tuple[int, float, float, float]]:
     """Return how throughput scales with the world size, over several runs or within one.
@@ -99,8 +88,12 @@ def efficiency(runs: Sequence[RunMetrics]) -> list[tuple[int, float, float, floa
     """
     speeds: dict[int, list[float]] = {}
     for run in runs:
-        for world, values in run.speeds().items():
-            speeds.setdefault(world, []).extend(values)
+        world = 1
+        for row in run.rows:
+            if row["kind"] == "start":
+                world = int(row.get("world_size", 1))
+            elif row["kind"] == "train":
+                speeds.setdefault(world, []).append(row["clips_per_s"])
     if not speeds:
         return []
     least = min(speeds)

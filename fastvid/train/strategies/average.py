@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -32,29 +31,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-
-
-class Traffic:
-    """Counts the collective operations of one rank and the bytes passed to them, by purpose.
-
-    A ring all-reduce over P ranks transfers 2 (P - 1) / P times these bytes over each rank's link, in each direction.
-
-    `calls`: number of operations by purpose. `bytes`: bytes by purpose.
-    """
-
-    def __init__(self) -> None:
-        self.calls: Counter[str] = Counter()
-        self.bytes: Counter[str] = Counter()
-
-    def count(self, purpose: str, message: Tensor) -> None:
-        """Count a tensor passed to a collective operation."""
-        self.calls[purpose] += 1
-        self.bytes[purpose] += message.numel() * message.element_size()
-
-    def as_dict(self) -> dict[str, dict[str, int]]:
-        """Return ``{purpose: {"calls": ..., "bytes": ...}}``."""
-        return {purpose: {"calls": self.calls[purpose], "bytes": self.bytes[purpose]} for purpose in sorted(self.calls)}
-
 
 BLOCK: Final = 4096
 """Numbers that share one scale. The scales add 0.1 % to 8-bit messages and 0.2 % to 4-bit messages."""
@@ -76,7 +52,7 @@ class Integers:
         self._mean_withheld: Tensor | None = None  # rounding error of the means of the blocks that this rank owns
         self._owned = slice(0)
 
-    def average(self, values: Tensor, traffic: Traffic, purpose: str) -> None:
+    def average(self, values: Tensor) -> None:
         """Replace a vector [n] by its mean over the ranks."""
         rank, size = dist.get_rank(), dist.get_world_size()
         parts = shares(len(values), size)
@@ -89,10 +65,8 @@ class Integers:
         for part, message in zip(parts, encoded, strict=True):
             sent = self._decoded(message, part, values)
             torch.sub(values[part], sent, alpha=size, out=self._withheld[part])
-        message = torch.cat(encoded)
-        traffic.count(purpose, message)
         sizes = [len(part) for part in encoded]
-        received = self._exchanged(message, sizes, rank, self._mean_withheld)
+        received = self._exchanged(torch.cat(encoded), sizes, rank, self._mean_withheld)
         # Every rank decodes the same bytes, so that all have the same bits.
         for part, message in zip(parts, torch.split_with_sizes(received, sizes), strict=True):
             values[part] = self._decoded(message, part, values)
@@ -190,7 +164,6 @@ class Averager:
         *,
         words: int = 0,
         codec: Integers | None = None,
-        traffic: Traffic | None = None,
     ) -> None:
         self.tensors = (*parameters, *others)
         wide = any(tensor.dtype == torch.float64 for tensor in self.tensors)
@@ -202,7 +175,6 @@ class Averager:
         self._split = sum(sizes[: len(parameters)])
         self.parameters = self.buffer[: self._split]
         self._codec, self._size = codec, size
-        self._traffic = traffic or Traffic()
 
     def consists_of(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether this averages the same tensor objects as `tensors`, in the same order."""
@@ -220,8 +192,14 @@ class Averager:
         for view, tensor in zip(self._views, self.tensors, strict=True):
             tensor.copy_(view)
 
+    def average(self) -> None:
+        """Replace the tensors by their means over the ranks."""
+        self.collect()
+        self.reduce()
+        self.spread()
+
     @torch.no_grad()
-    def reduce(self, purpose: str, anchor: Tensor | None = None, *, whole: bool = False) -> None:
+    def reduce(self, anchor: Tensor | None = None, *, whole: bool = False) -> None:
         """Replace the buffer by its mean over the ranks.
 
         `anchor`: [n], the parameters of the last common model, the same on all ranks. With a codec (`Integers`) and an
@@ -231,23 +209,21 @@ class Averager:
         if self._size == 1:
             return
         if self._codec is None or anchor is None:
-            self._add_up(self.buffer, purpose)
+            self._mean(self.buffer)
             return
         # Differences are small, so their rounding errors are too; all ranks get the same, as their anchors are equal.
         difference = self.parameters.sub_(anchor)
         if whole:
             self._codec.drain(difference)
-            self._add_up(self.buffer, purpose)
+            self._mean(self.buffer)
         else:
-            self._codec.average(difference, self._traffic, purpose)
+            self._codec.average(difference)
             if len(rest := self.buffer[self._split :]):
-                self._add_up(rest, f"{purpose}_rest")
+                self._mean(rest)
         difference.add_(anchor)
 
-    def _add_up(self, values: Tensor, purpose: str) -> None:
-        values.div_(self._size)
-        self._traffic.count(purpose, values)
-        dist.all_reduce(values)
+    def _mean(self, values: Tensor) -> None:
+        dist.all_reduce(values.div_(self._size))
 
 
 def statistics(model: nn.Module) -> list[Tensor]:

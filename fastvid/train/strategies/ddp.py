@@ -13,8 +13,6 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -24,6 +22,7 @@ from fastvid.runtime.values import check_choice
 from fastvid.train.loop.strategy import Strategy
 from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks import Member
+from fastvid.train.strategies.average import Averager
 
 
 class Ddp(Strategy):
@@ -64,21 +63,15 @@ class Ddp(Strategy):
             replica.forward.register_comm_hook(None, self._hook)
 
     def settle(self, replica: Replica) -> bool:
-        if self.world_size > 1:
-            statistics = [
-                buffer
-                for model in (replica.model, replica.average)
-                for module in (() if model is None else model.modules())
-                for name in ("running_mean", "running_var")
-                if isinstance(buffer := getattr(module, name, None), Tensor)
-            ]
-            if statistics:
-                flat = torch.cat([buffer.reshape(-1) for buffer in statistics])
-                dist.all_reduce(flat)
-                flat /= self.world_size
-                parts = torch.split_with_sizes(flat, [buffer.numel() for buffer in statistics])
-                for buffer, part in zip(statistics, parts, strict=True):
-                    buffer.copy_(part.view_as(buffer))
+        statistics = [
+            buffer
+            for model in (replica.model, replica.average)
+            for module in (() if model is None else model.modules())
+            for name in ("running_mean", "running_var")
+            if isinstance(buffer := getattr(module, name, None), Tensor)
+        ]
+        if self.world_size > 1 and statistics:
+            Averager([], statistics, self.world_size).average()
         return True
 
 

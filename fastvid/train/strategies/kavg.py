@@ -57,7 +57,7 @@ from fastvid.runtime.values import check_choice, check_integer, check_least
 from fastvid.train.loop.strategy import Round, Strategy
 from fastvid.train.parts.replica import Loader, Replica
 from fastvid.train.ranks import Member
-from fastvid.train.strategies.average import BITS, Averager, Integers, NoiseMeter, Traffic, moments, statistics
+from fastvid.train.strategies.average import BITS, Averager, Integers, NoiseMeter, moments, statistics
 from fastvid.train.strategies.ddp import Ddp
 from fastvid.train.tasks.task import Sums
 
@@ -127,9 +127,6 @@ class Kavg(Strategy):
             sent in a separate message.
 
     Attributes:
-        traffic: Messages and bytes of this rank, by purpose: "average", "settle" (moments and what compression
-            withheld, before a checkpoint), "control" (metrics and scores), and with compression "average_rest" (norm
-            statistics).
         local_steps: Local steps of the current round so far.
         meter: Measures the gradient noise, if a batch policy needs it.
 
@@ -163,7 +160,6 @@ class Kavg(Strategy):
         self._outer = OuterMomentum(**chosen) if outer == "nesterov" else None
         self._codec = None if compress == "none" else Integers(BITS[compress])
         self._local_after = local_after
-        self.traffic = Traffic()
         self.meter: NoiseMeter | None = None
         self._ddp = Ddp(member)
         self._synchronous = False  # whether gradients are averaged in every step
@@ -246,11 +242,6 @@ class Kavg(Strategy):
     def has_one_model(self) -> bool:
         return not self._apart
 
-    def total(self, values: Tensor) -> Callable[[], Tensor]:
-        if self.world_size > 1:
-            self.traffic.count("control", values)
-        return super().total(values)
-
     def settle(self, replica: Replica) -> bool:
         if self._synchronous:
             return self._ddp.settle(replica)
@@ -259,10 +250,7 @@ class Kavg(Strategy):
         else:
             self._release(replica)
         if self.world_size > 1 and (kept := moments(replica.optimizer)):
-            averager = Averager([], kept, self.world_size, traffic=self.traffic)
-            averager.collect()
-            averager.reduce("settle")
-            averager.spread()
+            Averager([], kept, self.world_size).average()
         return True
 
     @torch.no_grad()
@@ -273,7 +261,7 @@ class Kavg(Strategy):
         """
         averager, anchor = self._collected(replica), self._anchor
         own = averager.parameters.clone() if self.meter is not None else None
-        averager.reduce("average", anchor, whole=whole)
+        averager.reduce(anchor, whole=whole)
         mean = averager.parameters
         if anchor is not None:
             if self.meter is not None and own is not None:
@@ -296,9 +284,9 @@ class Kavg(Strategy):
         """Send what compression withheld on the ranks, and add its mean to the common model."""
         if self._codec is None or self._anchor is None or self.world_size == 1:
             return
-        rest = Averager([torch.zeros_like(self._anchor)], [], self.world_size, traffic=self.traffic)
+        rest = Averager([torch.zeros_like(self._anchor)], [], self.world_size)
         if self._codec.drain(rest.buffer):
-            rest.reduce("settle")
+            rest.reduce()
             self._anchor.add_(rest.parameters)
             averager = self._collected(replica)
             averager.parameters.copy_(self._anchor)
@@ -309,9 +297,7 @@ class Kavg(Strategy):
         parameters, others = list(replica.model.parameters()), statistics(replica.model)
         if not self._averager.consists_of([*parameters, *others]):
             words = len(self._requests)
-            self._averager = Averager(
-                parameters, others, self.world_size, words=words, codec=self._codec, traffic=self.traffic
-            )
+            self._averager = Averager(parameters, others, self.world_size, words=words, codec=self._codec)
         self._averager.collect()
         self._averager.words.copy_(self._requests)
         return self._averager

@@ -37,9 +37,9 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from fastvid.errors import ChecksumError, FastvidError, UsageError, WorkerError
+from fastvid.errors import ChecksumError, UsageError, WorkerError
 from fastvid.runtime import faults
-from fastvid.train.ranks import Interrupted, Member, StopSignal, broadcast_bytes
+from fastvid.train.ranks import Interrupted, Member, StopSignal, as_worker_error, broadcast_bytes
 
 MAGIC: Final = b"fvlink\0\6"
 """First word of a header, and the greeting of a server: its last byte is the version of this format."""
@@ -255,17 +255,6 @@ def _bytes_of(values: Tensor | bytes) -> memoryview:
         return memoryview(values)
     data: Any = values.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(data)
-
-
-@contextlib.contextmanager
-def as_worker_error(what: str, **where: str | int) -> Iterator[None]:
-    """Convert errors of sockets, and of torch's stores, to WorkerError."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        raise WorkerError(
-            f"{what}: {error}", hint="check that the other process is running and reachable from this machine", **where
-        ) from error
 
 
 log = logging.getLogger(__name__)
@@ -492,10 +481,10 @@ def open_link(address: Address, timeout_s: float) -> Link:
         Interrupted: If a signal stops the run meanwhile.
     """
     deadline = time.monotonic() + min(timeout_s, _LONGEST_START_S)
-    connection = _connect(address, deadline)
-    try:
-        greeting = _read(connection, len(MAGIC), deadline)
-        if greeting != MAGIC:
+    refused = as_worker_error("the server refused this client", hint=_SAME_TOKEN, address=str(address))
+    with contextlib.ExitStack() as failed, refused:
+        connection = failed.enter_context(_connect(address, deadline))
+        if _read(connection, len(MAGIC), deadline) != MAGIC:
             raise WorkerError(
                 "the server is not fastvid, or of another version",
                 hint="run the same version of fastvid on both sides",
@@ -507,12 +496,7 @@ def open_link(address: Address, timeout_s: float) -> Link:
         if not hmac.compare_digest(proof, _proof(address.token, b"server", theirs, mine)):
             raise WorkerError("the server does not know the token", hint=_SAME_TOKEN, address=str(address))
         (number,) = _NUMBER.unpack(_read(connection, _NUMBER.size, deadline))
-    except OSError as error:
-        connection.close()
-        raise WorkerError(f"the server refused this client: {error}", hint=_SAME_TOKEN, address=str(address)) from error
-    except FastvidError:
-        connection.close()
-        raise
+        failed.pop_all()
     return Link(connection, number, timeout_s)
 
 

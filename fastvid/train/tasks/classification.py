@@ -143,12 +143,19 @@ class Classification(Task):
         return classes if data.label == _LABEL else tuple(map(str, range(len(classes))))
 
     def check_data(self, dataset: Dataset | Mixture, config: RunSettings) -> None:
-        if config.model.num_classes is None:
+        count = config.model.num_classes
+        if count is None:
             raise UsageError(
                 "the samples have no classes",
                 hint="put the videos into a folder for each class, or label them by `fastvid relabel`",
             )
-        check_labels(dataset, config.data.label, config.model.num_classes)
+        check_column(
+            dataset,
+            config.data.label,
+            lambda label: isinstance(label, int) and 0 <= label < count,
+            f"label from 0 to {count - 1}",
+            hint="set data.where, data.label or model.num_classes",
+        )
 
     def prepare(self, batch: Batch, phase: Phase) -> Batch:
         if not (self._mixes and phase.training):
@@ -236,14 +243,3 @@ def _logits(outputs: Any) -> Tensor:
             hint="return one logit per class for each clip, or set task= to what the model learns",
         )
     return logits
-
-
-def check_labels(dataset: Dataset | Mixture, column: str, num_classes: int) -> None:
-    """Check that every sample has a label from 0 to ``num_classes - 1``."""
-    check_column(
-        dataset,
-        column,
-        lambda label: isinstance(label, int) and 0 <= label < num_classes,
-        f"label from 0 to {num_classes - 1}",
-        hint="set data.where, data.label or model.num_classes",
-    )

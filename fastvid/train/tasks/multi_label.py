@@ -78,17 +78,12 @@ class MultiLabel(Task):
         ).mean(1)
 
     def measure(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        guessed, true = self.predict(outputs) > self.threshold, batch.labels > 0
-        return {
-            "true_positives": (guessed & true).sum(1),
-            "false_positives": (guessed & ~true).sum(1),
-            "false_negatives": (~guessed & true).sum(1),
-        }
+        return self._decisions(self.predict(outputs), batch.labels)
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        return {
-            "micro_f1_percent": _f1(sums["true_positives"], sums["false_positives"], sums["false_negatives"]),
-        }
+        right = 2 * sums["true_positives"]
+        total = right + sums["false_positives"] + sums["false_negatives"]
+        return {"micro_f1_percent": 100 * right / total if total else 0.0}
 
     def predict(self, outputs: Any) -> Tensor:
         return output(outputs).double().sigmoid()
@@ -97,15 +92,14 @@ class MultiLabel(Task):
         return batch.labels
 
     def score(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
-        guessed, true = predictions > self.threshold, targets > 0
-        found = [average_precision(predictions[:, one], true[:, one]) for one in range(targets.shape[1])]
+        found = [average_precision(predictions[:, one], targets[:, one] > 0) for one in range(targets.shape[1])]
         known = [value for value in found if value is not None]
-        wrong, missed = float((guessed & ~true).sum()), float((~guessed & true).sum())
+        decisions = self._decisions(predictions, targets)
         loss = functional.binary_cross_entropy(predictions.nan_to_num(0.5), targets) if len(targets) else float("nan")
         return {
             "loss": float(loss),
             "map_percent": 100 * sum(known) / len(known) if known else float("nan"),
-            "micro_f1_percent": _f1(float((guessed & true).sum()), wrong, missed),
+            **self.metrics({name: float(counts.sum()) for name, counts in decisions.items()}),
         }
 
     def details(
@@ -124,6 +118,15 @@ class MultiLabel(Task):
             )
         return rows, None
 
+    def _decisions(self, predictions: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Return the numbers of right and wrong decisions of each clip, each [b]."""
+        guessed, true = predictions > self.threshold, targets > 0
+        return {
+            "true_positives": (guessed & true).sum(1),
+            "false_positives": (guessed & ~true).sum(1),
+            "false_negatives": (~guessed & true).sum(1),
+        }
+
 
 def average_precision(scores: Tensor, true: Tensor) -> float | None:
     """Return the average precision of a class, 0 to 1; None if no sample has the class.
@@ -140,8 +143,3 @@ def average_precision(scores: Tensor, true: Tensor) -> float | None:
     precision = found[stops] / (stops + 1)
     gained = found[stops].diff(prepend=found.new_zeros(1))
     return float((precision * gained).sum() / found[-1])
-
-
-def _f1(true_positives: float, false_positives: float, false_negatives: float) -> float:
-    total = 2 * true_positives + false_positives + false_negatives
-    return 100 * 2 * true_positives / total if total else 0.0

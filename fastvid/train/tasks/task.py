@@ -56,7 +56,9 @@ class Sums(Mapping[str, Tensor]):
         return cls([*rows, CLIPS], torch.where(counted, stacked, 0.0).sum(1))
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.vector[self.names.index(name)] if name in self.names else self._unknown(name)
+        if name not in self.names:
+            raise KeyError(f"there is no sum {name!r}; there are {', '.join(self.names)}")
+        return self.vector[self.names.index(name)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -71,9 +73,6 @@ class Sums(Mapping[str, Tensor]):
     def numbers(self, vector: Tensor | None = None) -> dict[str, float]:
         """Return the sums as plain numbers by name; `vector` is used instead of the own vector if given."""
         return dict(zip(self.names, (self.vector if vector is None else vector).tolist(), strict=True))
-
-    def _unknown(self, name: str) -> Tensor:
-        raise KeyError(f"there is no sum {name!r}; there are {', '.join(self.names)}")
 
 
 class DataSettings(Protocol):

@@ -34,7 +34,10 @@ def test_the_documented_shard_command_matches_the_configuration(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_documented_torchrun_commands_use_the_recipe_and_existing_keys(name):
+def test_the_docstring_names_the_published_number_and_commands_with_existing_keys(name):
+    if not name.startswith("motion"):
+        assert re.search(r"\d\d\.\d+ %", text_of(name).splitlines()[0])
+        assert re.search(r"commit|arXiv|\b20\d\d\b", text_of(name))
     found = commands(name, "torchrun")
     assert found
     for words in found:
@@ -47,14 +50,10 @@ def test_documented_torchrun_commands_use_the_recipe_and_existing_keys(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_first_line_contains_the_published_number(name):
-    if not name.startswith("motion"):
-        assert re.search(r"\d\d\.\d+ %", text_of(name).splitlines()[0])
-        assert re.search(r"commit|arXiv|\b20\d\d\b", text_of(name))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_model_accepts_the_options_of_the_recipe(name):
+def test_a_recipe_imports_only_from_fastvid_train_and_its_model_accepts_its_options(name):
+    tree = ast.parse(recipes.find(name).read_text(encoding="utf-8"))
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {module for module in modules if str(module).startswith("fastvid")} == {"fastvid.train"}
     model = recipes.load(name).model
     if ":" in model.name:
         check_keywords(
@@ -63,10 +62,3 @@ def test_the_model_accepts_the_options_of_the_recipe(name):
         )  # fmt: skip
     else:
         assert set(model.arguments) <= set(zoo.options(model.name))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_recipes_import_only_from_fastvid_train(name):
-    tree = ast.parse(recipes.find(name).read_text(encoding="utf-8"))
-    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {module for module in modules if str(module).startswith("fastvid")} == {"fastvid.train"}

@@ -185,7 +185,7 @@ def test_a_model_on_a_gpu_is_channels_last_and_tries_cudnns_algorithms(tmp_path,
     monkeypatch.setattr(nn.Module, "to", lambda self, *_: self)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     config = configured(tmp_path, amp="bf16")
-    assemble.build_model(config, Member(World(), CPU))
+    assemble.build_model(config, toy.ALONE)
     assert not torch.backends.cudnn.benchmark
     model = assemble.build_model(config, Member(World(), CUDA))
     assert torch.backends.cudnn.benchmark
@@ -202,11 +202,10 @@ def test_batches_reach_a_channels_last_model_without_a_copy(tmp_path, monkeypatc
     config = replace(
         base, model=replace(base.model, channels_last=chosen), data=replace(base.data, num_threads=1, **crop)
     )
-    member = Member(World(), CPU)
-    model, seen = assemble.build_model(config, member), []
+    model, seen = assemble.build_model(config, toy.ALONE), []
     first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
     first.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    batch = next(iter(assemble.make_loader(config, FakeDataset(64), member, train=True)))
+    batch = next(iter(assemble.make_loader(config, FakeDataset(64), toy.ALONE, train=True)))
     for video in (batch.video, Mixer(0.4, 0.0, 2, seed=1)(batch).video):
         model(video)
         assert (seen[-1].data_ptr() == video.data_ptr()) is chosen
@@ -215,6 +214,11 @@ def test_batches_reach_a_channels_last_model_without_a_copy(tmp_path, monkeypatc
 
 def toy_batch():
     return next(iter(toy.ToyLoader(World(), group=2, bad=(3, 5))))
+
+
+def replica_of(model, optim):
+    schedule = Schedule(optim, epochs=5, samples_per_epoch=80, global_batch_size=8)
+    return Replica(model, make_optimizer(model, optim), schedule)
 
 
 def moved(batch):
@@ -256,16 +260,14 @@ def test_a_step_does_not_read_its_loss_scale(tmp_path, monkeypatch):
     optim = replace(base.optim, groups="plain")
     data = replace(base.data, group_size=2)
     config = replace(base, optim=optim, data=data, model=replace(base.model, name="toy", ghost_norm=True))
-    member = Member(World(), CPU)
     found = []
     for scale in (2.0, torch.tensor(2.0, dtype=torch.float64)):
         model = use_ghost_norm(toy.net(norm=True), 2)
-        schedule = Schedule(optim, epochs=5, samples_per_epoch=80, global_batch_size=8)
-        replica = Replica(model, make_optimizer(model, optim), schedule)
-        strategy = build_strategy("ddp", member, {})
+        replica = replica_of(model, optim)
+        strategy = build_strategy("ddp", toy.ALONE, {})
         monkeypatch.setattr(strategy, "loss_scale", lambda _, scale=scale: scale)
         with Calls() as calls:
-            Stepper(config, member, strategy).step(replica, toy_batch())
+            Stepper(config, toy.ALONE, strategy).step(replica, toy_batch())
         assert not calls.names["_local_scalar_dense"]
         found.append({name: value.clone() for name, value in model.state_dict().items()})
     for name, value in found[0].items():
@@ -274,16 +276,13 @@ def test_a_step_does_not_read_its_loss_scale(tmp_path, monkeypatch):
 
 def test_weights_are_cast_once_for_all_micro_batches(tmp_path):
     config = toy.toy_config(tmp_path, amp="bf16", micro_batch_size=2)
-    member = Member(World(), CPU)
     # A convolution and a linear layer, each with a weight and a bias.
     model = nn.Sequential(nn.Conv3d(3, 4, (2, 3, 3)), nn.Flatten(), nn.Linear(16, toy.CLASSES))
-    optim = replace(config.optim, groups="plain")
-    schedule = Schedule(optim, epochs=5, samples_per_epoch=80, global_batch_size=8)
-    replica = Replica(model, make_optimizer(model, optim), schedule)
+    replica = replica_of(model, replace(config.optim, groups="plain"))
     batch = next(iter(toy.ToyLoader(World())))
     batch = Batch(batch, video=batch.video.float())
     with Calls() as calls:
-        Stepper(config, member, build_strategy("ddp", member, {})).step(replica, batch)
+        Stepper(config, toy.ALONE, build_strategy("ddp", toy.ALONE, {})).step(replica, batch)
     assert calls.casts[torch.bfloat16] == 4
 
 
@@ -295,10 +294,8 @@ def gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: told.update(device=device))
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **words: told.update(words, backend=backend))
-    monkeypatch.setattr(dist, "get_rank", lambda: 1)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
-    monkeypatch.setattr(elastic, "rendezvous", lambda *_, **__: iter([(None, 1, 2)]))
+    monkeypatch.setattr(elastic, "meet", lambda _: (World(1, 2), None))
     monkeypatch.setattr(elastic, "check_rendezvous", lambda *_: None)
     monkeypatch.setattr(elastic, "gather_bytes", lambda data, _: [data, data])
     for name, value in {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():

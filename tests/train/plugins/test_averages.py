@@ -1,6 +1,5 @@
 """The moving average of the weights with strategies that average models in rounds, and per model of a sweep."""
 
-import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from fastvid.train.parts.optim import Schedule, make_optimizer
 from fastvid.train.parts.replica import Replica
 from fastvid.train.records.checkpoint import decode
 from fastvid.train.strategies.relay.scheduler import Unit
-from fastvid.train.strategies.relay.stage import SweepModel, train_visit
+from fastvid.train.strategies.relay.stage import Clips
 from tests.train import toy
 from tests.train.plugins import averages
 from tests.train.strategies import lab
@@ -60,10 +59,13 @@ def test_each_model_of_a_sweep_carries_its_average():
         schedule = Schedule(config.optim, epochs=5, samples_per_epoch=toy.NUM_SAMPLES, global_batch_size=toy.BATCH)
         return Replica(model, make_optimizer(model, config.optim), schedule, ema_decay=0.9, ema_clips=toy.BATCH)
 
-    sweep = SweepModel(config, replica, lambda _: contextlib.nullcontext(toy.ToyLoader(World())))
+    sweep = Clips.__new__(Clips)  # without a dataset
+    sweep.configs, sweep.member = [config], toy.ALONE
+    sweep.replica = lambda model, fresh: replica()
+    sweep.loader = lambda unit: toy.ToyLoader(World())
     token, states = None, []
     for partition in range(2):
-        token, report = train_visit(sweep, Unit(0, 0, partition, ends_epoch=False), token, torch.device("cpu"))
+        token, report = sweep.visit(Unit(0, 0, partition, ends_epoch=False), token)
         assert report["samples"]
         states.append(decode(token, "token")["replica"])
     first, second = (state["average"]["0.weight"] for state in states)

@@ -9,15 +9,11 @@ import torch
 
 from fastvid import BlockShuffle, ClassBalanced
 from fastvid.errors import StateError, UsageError
-from fastvid.runtime.processes import World
-from fastvid.train import CenterCrop, Config, DataConfig, ModelConfig, OptimConfig, RandomCrop, RunConfig, Segments
 from fastvid.train.config import overrides
-from fastvid.train.ranks import Member
 from fastvid.train.run import assemble, dry_run, launch
 from fastvid.train.run.assemble import open_datasets
 from tests import datasets
-
-ALONE = Member(World(), torch.device("cpu"))
+from tests.train import small, toy
 
 
 @pytest.fixture(scope="module")
@@ -31,21 +27,12 @@ def shards(tmp_path_factory):
 
 
 def config(shards, out, **data):
-    values = {"global_batch_size": 4, "num_threads": 1} | data
-    return Config(
-        data=DataConfig(
-            path=str(shards), split=None, eval_split=None, frames=Segments(2), eval_frames=Segments(2, jitter=False),
-            spatial=(RandomCrop(32),), eval_spatial=(CenterCrop(32),), **values,
-        ),
-        model=ModelConfig(name="tsm-r18", options={"width": 8, "dropout": 0.0}),
-        optim=OptimConfig(base_lr=0.01, base_batch_size=4),
-        run=RunConfig(out=str(out), epochs=2, amp="bf16", log_every_steps=1),
-    )  # fmt: skip
+    return small.config(shards, out, run={"amp": "bf16"}, split=None, eval_split=None, **data)
 
 
 def batches(made):
-    made, train, _ = open_datasets(made, None, ALONE)
-    loader = assemble.make_loader(made, train, ALONE, train=True)
+    made, train, _ = open_datasets(made, None, toy.ALONE)
+    loader = assemble.make_loader(made, train, toy.ALONE, train=True)
     try:
         return list(loader)
     finally:

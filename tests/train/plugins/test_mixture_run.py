@@ -5,34 +5,18 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-import torch
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.runtime.processes import World
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.storage import LocalStorage
-from fastvid.train import (
-    CenterCrop,
-    Config,
-    DataConfig,
-    DatasetConfig,
-    Dense,
-    ModelConfig,
-    OptimConfig,
-    RandomCrop,
-    RunConfig,
-    Segments,
-    Uniform,
-)
+from fastvid.train import DatasetConfig, Dense, Uniform
 from fastvid.train.config import overrides
-from fastvid.train.ranks import Member
 from fastvid.train.run import assemble, dry_run, launch, scoring
 from fastvid.train.run import assemble as agreement
 from fastvid.train.run.assemble import open_datasets
 from tests import datasets
-
-ALONE = Member(World(), torch.device("cpu"))
+from tests.train import small, toy
 
 
 @pytest.fixture
@@ -47,17 +31,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def config(folder, **data):
-    values = {"global_batch_size": 4, "num_threads": 1} | data
-    return Config(
-        data=DataConfig(
-            path=str(folder / "first"), frames=Segments(2), eval_frames=Segments(2, jitter=False),
-            spatial=(RandomCrop(32),), eval_spatial=(CenterCrop(32),), **values,
-        ),
-        model=ModelConfig(name="tsm-r18", options={"width": 8}),
-        optim=OptimConfig(base_lr=0.01, base_batch_size=4),
-        run=RunConfig(out=str(folder / "run"), epochs=1, log_every_steps=1),
-    )  # fmt: skip
+def config(folder):
+    return small.config(folder / "first", folder / "run", run={"epochs": 1})
 
 
 def weighted(folder):
@@ -67,11 +42,11 @@ def weighted(folder):
 
 
 def test_each_dataset_has_its_share_and_classes_are_merged(folder):
-    made, train, held_out = open_datasets(weighted(folder), None, ALONE)
+    made, train, held_out = open_datasets(weighted(folder), None, toy.ALONE)
     assert (train.classes, made.model.num_classes) == (("left", "right", "up"), 3)
     assert held_out is not None
     assert [key[:5] for key in held_out.keys.to_pylist()] == ["first"] * 4
-    loader = assemble.make_loader(made, train, ALONE, train=True)
+    loader = assemble.make_loader(made, train, toy.ALONE, train=True)
     found = [(name, int(label), key) for batch in loader for name, label, key in
              zip(batch.dataset, batch.label, batch.key, strict=True)]  # fmt: skip
     loader.clips.close()
@@ -104,7 +79,7 @@ def test_a_run_resumes_at_the_generations_it_started_with(folder):
 
 def test_ranks_compare_every_dataset_but_not_where_it_lies(folder):
     def facts(asked):
-        made, train, held_out = open_datasets(asked, None, ALONE)
+        made, train, held_out = open_datasets(asked, None, toy.ALONE)
         return agreement.facts(made, {}, train, held_out)
 
     made = weighted(folder)
@@ -135,10 +110,7 @@ def test_ranks_compare_every_dataset_but_not_where_it_lies(folder):
 def test_contradictory_settings_are_refused(folder, words, message):
     with pytest.raises(UsageError, match=message):
         overrides.apply(config(folder), words)
-
-
-def test_relay_refuses_a_mixture(folder):
-    with pytest.raises(UsageError, match="divides one dataset into partitions"):
+    with toy.refused("divides one dataset into partitions"):
         dry_run.check([replace(weighted(folder), sync="relay")])
 
 

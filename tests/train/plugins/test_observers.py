@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastvid.errors import FastvidError, MissingDependency, UsageError
+from fastvid.errors import FastvidError, MissingDependency
 from fastvid.train.records.loggers import TensorBoard, Wandb
 from fastvid.train.records.records import METRICS_FILE, Callback, Logger, Observers, Recorder, RunInfo, observers, read
 from tests.train import toy
@@ -18,15 +18,11 @@ SUMMARY = {"over": True, "samples": 16, "eval": {"loss": 0.5}, "lineage": []}
 CONFIG = {"optim": {"base_lr": 0.25}, "run": {"epochs": 2}}
 
 
-def info(folder):
-    return RunInfo(folder, CONFIG, 0, 1, 0, toy.net())
-
-
 def record(folder, logger, *rows):
     """Leave what a run leaves: a start, rows with one number, a summary."""
     loggers = Observers("run.loggers", {"it": logger})
     recorder = Recorder(folder / METRICS_FILE, loggers)
-    loggers.call("start", info(folder))
+    loggers.call("start", RunInfo(folder, CONFIG, 0, 1, 0, toy.net()))
     recorder.write("start", samples=rows[0][0], world_size=1)
     for samples, loss in rows:
         recorder.write("train", samples=samples, loss=loss, checkpoint="x")
@@ -155,28 +151,21 @@ def test_wrong_loggers_and_callbacks_are_named():
         ({"loggers": "wandb"}, "run.loggers is 'wandb', expected a tuple", "write ('wandb',)"),
         ({"callbacks": ("Seen",)}, "run.callbacks has 'Seen'", "write it as module:name"),
     ):
-        with pytest.raises(UsageError, match=message) as error:
+        with toy.refused(message, hint):
             replace(base, **changes)
-        assert hint in (error.value.hint or "")
     for name, message, hint in (
         ("Sean", "has no 'Sean'", "did you mean Seen?"),
         ("needs_argument", "requires what", ""),
         ("makes_something_else", "is a dict", "derive its class from fastvid.train.Callback"),
         ("SUMMARY", "is not callable", "name a class"),
     ):
-        with pytest.raises(UsageError, match=message) as error:
+        with toy.refused(message, hint):
             observers("run.callbacks", [f"{__name__}:{name}"], Callback, {})
-        assert hint in (error.value.hint or "")
-
-
-def scenario(folder):
-    """Train on two ranks with the callback, and return what it saw on each."""
-    assert toy.spawn(2, folder, "seen", module="tests.train.plugins.ranks") == [0, 0]
-    return [(folder / "seen" / f"seen-{rank}").read_text().splitlines() for rank in range(2)]
 
 
 def test_a_callback_is_called_on_every_rank_at_the_same_points(tmp_path):
-    first, second = scenario(tmp_path)
+    assert toy.spawn(2, tmp_path, "seen", module="tests.train.plugins.ranks") == [0, 0]
+    first, second = ((tmp_path / "seen" / f"seen-{rank}").read_text().splitlines() for rank in range(2))
     assert first == second
     steps = toy.NUM_SAMPLES // toy.BATCH
     ends = [epoch * steps * toy.BATCH for epoch in range(1, toy.EPOCHS + 1)]

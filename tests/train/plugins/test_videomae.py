@@ -9,10 +9,12 @@ import torch
 from fastvid.errors import UsageError
 from fastvid.models import zoo
 from fastvid.models.resnet import DropPath, rates
+from fastvid.train import CenterCrop, Dense, RandomResizedCrop
 from fastvid.train.config import config as recipes
 from fastvid.train.records import records as metrics
 from fastvid.train.run import dry_run, launch, scoring
 from tests import datasets
+from tests.train import toy
 
 pytest.importorskip("transformers")
 
@@ -45,21 +47,11 @@ def config(shards, out, *changes):
         "data.num_threads=1", "run.epochs=4", "run.log_every_steps=1", "run.micro_batch_size=2", *changes,
     ]  # fmt: skip
     small = recipes.load("kinetics400_videomae", words)
-    from fastvid.train import CenterCrop, Dense, RandomResizedCrop
-
     data = replace(
         small.data, frames=Dense(4, stride=2), eval_frames=Dense(4, stride=2, jitter=False),
         spatial=(RandomResizedCrop(32),), eval_spatial=(CenterCrop(32),),
     )  # fmt: skip
     return replace(small, data=data)
-
-
-def weights(out):
-    from fastvid.train.records.checkpoint import Checkpoints, decode
-
-    found = Checkpoints(str(out / "checkpoints")).newest()
-    assert found is not None
-    return decode(found.data, found.name)["replica"]["model"]
 
 
 def test_the_recipe_learns_and_resumes_to_the_same_weights(shards, tmp_path):
@@ -85,7 +77,7 @@ def test_the_recipe_learns_and_resumes_to_the_same_weights(shards, tmp_path):
         if path not in early:
             path.unlink()
     assert launch.start([parts]) == 0
-    first, second = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    first, second = (toy.newest(tmp_path / name)["replica"]["model"] for name in ("whole", "parts"))
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 

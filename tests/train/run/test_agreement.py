@@ -14,8 +14,8 @@ from fastvid.train.loop import loop
 from fastvid.train.parts.evaluate import Score
 from fastvid.train.ranks import Member
 from fastvid.train.run import assemble, launch
-from tests import datasets, forks
-from tests.train.run.test_run import RECIPE
+from tests import forks
+from tests.train import small
 
 RANK_0 = Member(World(0, 3), torch.device("cpu"))
 
@@ -25,10 +25,8 @@ def folder(tmp_path_factory):
     """Two datasets of the same keys and labels but other videos, and a recipe whose rank 1 reads the second."""
     folder = tmp_path_factory.mktemp("agreement")
     for number, size in enumerate(("48x48", "64x48")):
-        videos = [datasets.make_clip(folder / f"{number}-{n}.mp4", frames=8 + n, size=size) for n in range(2)]
-        samples = [(f"clip{n:02d}", videos[n % 2], n % 2) for n in range(12)]
-        datasets.pack(folder / f"shards{number}", [samples], columns={"split": ["train"] * 8 + ["val"] * 4})
-    recipe = RECIPE.format(data="DATA", out=str(folder / "run")).replace("'DATA'", "DATA")
+        small.pack(folder, 8, 4, kinds=2, size=size, name=f"shards{number}")
+    recipe = small.RECIPE.format(data="DATA", out=str(folder / "run")).replace("'DATA'", "DATA")
     data = f'import os\nDATA = {str(folder / "shards")!r} + os.environ.get("RANK", "0")\n'
     (folder / "recipe.py").write_text(data + recipe)
     return folder

@@ -12,13 +12,12 @@ from fastvid.errors import StateError, UsageError
 from fastvid.load.batch.batch import Batch
 from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop, Spatial
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
-from fastvid.runtime.processes import World
-from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+from fastvid.train.config.config import DataConfig
 from fastvid.train.parts.evaluate import Gathered
-from fastvid.train.ranks import Member
 from fastvid.train.run.scoring import add_batch, report, views, with_views
 from fastvid.train.tasks.classification import Classification
 from tests.load.tools import video, views_of
+from tests.train import toy
 
 SEGMENTS, DENSE = Segments(4, jitter=False), Dense(4, stride=8, jitter=False)
 CENTER = (CenterCrop(224),)
@@ -77,19 +76,16 @@ def test_crops_of_all_views_match_the_formulas_of_single_views(crop, size):
                 assert {(one.height, one.width) for one in found} == {(box.height, box.width)}
 
 
-@pytest.mark.parametrize("protocol", ["", "x3", "0x3", "10x4", "10x3x2", "thrice"])
-def test_an_unknown_protocol_is_refused(protocol):
-    with pytest.raises(UsageError):
-        views(protocol)
-
-
-def test_samplers_and_crops_without_views_are_refused():
+def test_unknown_protocols_and_samplers_and_crops_without_views_are_refused():
+    for protocol in ("", "x3", "0x3", "10x4", "10x3x2", "thrice"):
+        with pytest.raises(UsageError):
+            views(protocol)
     for protocol, recipe, message in (
         ("10", data(Uniform(4)), "one clip of a video, not 10"),
         ("twice", data(DENSE), "no segments"),
         ("1x3", data(spatial=(RandomCrop(224),)), "RandomCrop"),
     ):
-        with pytest.raises(UsageError, match=message):
+        with toy.refused(message):
             with_views(recipe, views(protocol))
 
 
@@ -122,16 +118,12 @@ def test_probabilities_are_averaged_and_the_confusion_counts_classes():
     assert first == {"class": "a", "videos": 2, "top1_percent": 50.0, "taken_for": "b", "taken_for_videos": 1}
     assert second["top1_percent"] is None
 
-
-def test_ties_and_infinite_logits_are_never_hits():
-    made = tally([0, 1, 0], ([[0.0, 0.0], [float("nan"), 0.0], [1.0, 0.0]], [True, True, True]))
-    assert report(TASK, made, 1, "1x1", ["a", "b"]).score.numbers["top1_percent"] == pytest.approx(100 / 3)
-
-
-def test_a_video_seen_too_often_is_an_error():
-    logits = ([[0.0, 1.0]] * 3, [True] * 3)
-    with pytest.raises(StateError, match="2 times, the protocol has 1 views"):
-        tally([0, 0, 0], logits, logits).means(1)
+    # Ties and infinite logits are never hits, and a video that was seen too often is an error.
+    logits = ([[0.0, 0.0], [float("nan"), 0.0], [1.0, 0.0]], [True, True, True])
+    scored = report(TASK, tally([0, 1, 0], logits), 1, "1x1", ["a", "b"])
+    assert scored.score.numbers["top1_percent"] == pytest.approx(100 / 3)
+    with toy.refused("2 times, the protocol has 1 views", kind=StateError):
+        tally([0, 1, 0], logits, logits).means(1)
 
 
 class Summing(nn.Module):
@@ -152,24 +144,12 @@ def test_views_of_all_streams_are_averaged_in_chunks():
     video, flow = (torch.randn(3, 5, width, 1, 2, 2, generator=numbers) for width in (3, 4))
     valid = torch.tensor([True, False, True])
     batch = Batch(
-        video=video,
-        flow=flow,
-        label=torch.tensor([0, 0, 1]),
-        weight=torch.ones(3),
-        valid=valid,
-        key=("a", "b", "c"),
-        sample=torch.arange(3),
-        frame_index=torch.zeros(3, 5, 1, dtype=torch.int64),
-    )
-    recipe = replace(data(), eval_batch_size=4)
-    config = Config(
-        data=recipe,
-        model=ModelConfig(name="-"),
-        optim=OptimConfig(base_lr=1, base_batch_size=1),
-        run=RunConfig(out="-", epochs=1),
-    )
+        video=video, flow=flow, label=torch.tensor([0, 0, 1]), weight=torch.ones(3), valid=valid, key=("a", "b", "c"),
+        sample=torch.arange(3), frame_index=torch.zeros(3, 5, 1, dtype=torch.int64),
+    )  # fmt: skip
+    config = replace(toy.toy_config(toy.ROOT), data=replace(data(), eval_batch_size=4))
     model, made = Summing(), Gathered(3)
-    add_batch(model, batch, made, Member(World(), torch.device("cpu")), config)
+    add_batch(model, batch, made, toy.ALONE, config)
     assert model.seen == [4, 4, 4, 3]
     predictions, targets, scored = made.means(5)
     assert scored.tolist() == [True, False, True]

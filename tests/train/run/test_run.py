@@ -14,66 +14,39 @@ from typing import get_args
 
 import pytest
 import torch
+from torch import nn
 
 from fastvid.cli.main import main as fastvid_command
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import read_head, swap_head
+from fastvid.load.order.draws import Permutation
 from fastvid.models import zoo
-from fastvid.runtime.processes import World, available_cores
+from fastvid.runtime.processes import available_cores
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.storage import LocalStorage
 from fastvid.train.config import config as recipes
-from fastvid.train.config.config import OptimizerName
+from fastvid.train.config.config import OptimConfig, OptimizerName
+from fastvid.train.parts.optim import make_optimizer, state_per_weight
 from fastvid.train.parts.replica import Lineage
-from fastvid.train.ranks import Member
 from fastvid.train.records import records as metrics
-from fastvid.train.records.checkpoint import Checkpoints, decode
+from fastvid.train.records.checkpoint import Checkpoints
 from fastvid.train.run import launch
 from fastvid.train.run.assemble import open_datasets
-from tests import datasets, forks
+from tests import forks
+from tests.train import small, toy
 
 ROOT = Path(__file__).parents[3]
 TRAIN, HELD_OUT = 24, 7
-
-RECIPE = """
-from fastvid.load.clips.crops import CenterCrop, RandomCrop
-from fastvid.load.clips.sampling import Segments
-from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
-
-def recipe():
-    return Config(
-        data=DataConfig(
-            path={data!r}, frames=Segments(2), eval_frames=Segments(2, jitter=False),
-            spatial=(RandomCrop(32),), eval_spatial=(CenterCrop(32),), global_batch_size=4, eval_batch_size=4,
-            num_threads=1,
-        ),
-        model=ModelConfig(name="tsm-r18", options={{"width": 8, "dropout": 0.2}}),
-        optim=OptimConfig(base_lr=0.02, base_batch_size=4, warmup_epochs=0.5, decay="cosine"),
-        run=RunConfig(out={out!r}, epochs=2, log_every_steps=1, checkpoint_every_s=0.0, timeout_s=60.0),
-    )
-"""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    pictures = [datasets.make_clip(folder / f"{n}.mp4", frames=8 + n, size="48x48") for n in range(4)]
-    samples = [(f"clip{n:02d}", pictures[n % 4], n % 2) for n in range(TRAIN + HELD_OUT)]
-    columns = {
-        "split": ["train"] * TRAIN + ["val"] * HELD_OUT,
-        "picture": [n % 4 for n in range(TRAIN + HELD_OUT)],
-        "gap": [None, *range(TRAIN + HELD_OUT - 1)],
-    }
-    datasets.pack(folder / "shards", [samples[:16], samples[16:]], columns=columns)
-    (folder / "recipe.py").write_text(RECIPE.format(data=str(folder / "shards"), out=str(folder / "alone")))
+    columns = {"picture": [n % 4 for n in range(TRAIN + HELD_OUT)], "gap": [None, *range(TRAIN + HELD_OUT - 1)]}
+    small.pack(folder, TRAIN, HELD_OUT, 16, **columns)
+    (folder / "recipe.py").write_text(small.RECIPE.format(data=str(folder / "shards"), out=str(folder / "alone")))
     return folder
-
-
-def newest(folder):
-    found = Checkpoints(str(folder / "checkpoints")).newest()
-    assert found is not None
-    return decode(found.data, found.name)
 
 
 @pytest.fixture(scope="module")
@@ -154,19 +127,18 @@ def test_a_tag_names_the_generation_with_which_a_run_starts(folder, tmp_path):
     _tag(store, "paper", 1)
     keys = Dataset(store.url, split="train").keys.to_pylist()
     remove_samples(store, keys[:4])
-    alone = Member(World(0, 1), torch.device("cpu"))
     config = recipes.load(str(folder / "recipe.py"), [f"data.path={store.url}"])
     for which, number, left in (("paper", 1, 0), (2, 2, 4), (None, 2, 4)):
         asked = replace(config, data=replace(config.data, generation=which))
-        found, train, _ = open_datasets(asked, None, alone)
+        found, train, _ = open_datasets(asked, None, toy.ALONE)
         assert (found.data.generation, len(train)) == (number, len(keys) - left)
     # A resumed run stays where it is, though the tag moves.
     _tag(store, "paper", 2)
     state = {"loader": {"fingerprint": {"generation": 1}}}
     asked = replace(config, data=replace(config.data, generation="paper"))
-    assert open_datasets(asked, state, alone)[0].data.generation == 1
+    assert open_datasets(asked, state, toy.ALONE)[0].data.generation == 1
     with pytest.raises(UsageError, match="thesis"):
-        open_datasets(replace(config, data=replace(config.data, generation="thesis")), None, alone)
+        open_datasets(replace(config, data=replace(config.data, generation="thesis")), None, toy.ALONE)
 
 
 def _tag(store, name, number):
@@ -177,21 +149,12 @@ def _tag(store, name, number):
 
 def test_lineage_contains_every_sample_at_its_position(folder, undisturbed):
     dataset = Dataset(str(folder / "shards"), split="train")
-    for entry in newest(undisturbed)["lineage"]:
-        from fastvid.load.order.draws import Permutation
-
+    for entry in toy.newest(undisturbed)["lineage"]:
         ids = Permutation(len(dataset), 0, entry["epoch"]).ids(range(len(dataset)))
         expected = Lineage()
-        expected.add(entry["epoch"], *digest_of([dataset.key(int(sample)) for sample in ids]))
+        keys = [dataset.key(int(sample)) for sample in ids]
+        expected.add(entry["epoch"], *Lineage.of(SimpleNamespace(position=torch.arange(len(keys)), key=keys)))
         assert expected.state_dict() == [entry]
-
-
-def digest_of(keys):
-    class Rows:
-        position = torch.arange(len(keys))
-        key = keys
-
-    return Lineage.of(Rows())
 
 
 def test_killed_workers_are_restarted_by_torchrun_and_training_resumes(folder, undisturbed):
@@ -212,7 +175,7 @@ def test_killed_workers_are_restarted_by_torchrun_and_training_resumes(folder, u
     assert [row["samples"] for row in pieces] == [row["samples"] for row in whole]
     assert [row["lr"] for row in pieces] == [row["lr"] for row in whole]
     assert [row["loss"] for row in pieces] == pytest.approx([row["loss"] for row in whole], abs=1e-6)
-    before, after = newest(undisturbed), newest(folder / "killed")
+    before, after = toy.newest(undisturbed), toy.newest(folder / "killed")
     assert before["lineage"] == after["lineage"]
     for name, value in before["replica"]["model"].items():
         assert torch.allclose(value, after["replica"]["model"][name], atol=1e-6), name
@@ -237,12 +200,10 @@ def test_the_weights_of_a_run_are_a_file_for_plain_torch(undisturbed, tmp_path, 
     model.load_state_dict(found)
     kept = torch.load(undisturbed / "checkpoints" / checkpoint, weights_only=True)["replica"]["model"]
     assert all(torch.equal(kept[key], found[key]) for key in found)
-
-
-def test_weights_of_a_folder_without_a_run_are_an_error(tmp_path, capsys):
-    assert fastvid_command(["weights", str(tmp_path), "--out", str(tmp_path / "weights.pth")]) == 2
+    # A folder without a run is an error.
+    assert fastvid_command(["weights", str(tmp_path), "--out", str(tmp_path / "other.pth")]) == 2
     assert "run has no checkpoint" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "other.pth").exists()
 
 
 def test_evaluation_by_views_counts_every_video_once_in_each(folder, undisturbed, tmp_path, capsys):
@@ -324,12 +285,12 @@ def test_a_run_stopped_by_sigterm_writes_a_checkpoint_and_resumes(folder):
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 128 + signal.SIGTERM
     last = metrics.curve(metrics.read(out / "metrics.jsonl"))[-1]
-    state = newest(out)
+    state = toy.newest(out)
     assert state["replica"]["samples"] == last["samples"] == json.loads((out / "summary.json").read_text())["samples"]
     # Resumed in this process, the current epoch is finished, and with it the run.
     epochs = state["loader"]["epoch"] + 1
     assert launch.train(recipes.load(str(folder / "recipe.py"), [*changes[:1], f"run.epochs={epochs}"])) == 0
-    assert newest(out)["replica"]["samples"] == epochs * TRAIN
+    assert toy.newest(out)["replica"]["samples"] == epochs * TRAIN
 
 
 def test_another_machine_resumes_from_checkpoints_in_an_object_store(folder, s3):
@@ -341,16 +302,14 @@ def test_another_machine_resumes_from_checkpoints_in_an_object_store(folder, s3)
         assert not (out / "checkpoints").exists()
     rows = metrics.read(out / "metrics.jsonl")
     assert [row["samples"] for row in rows if row["kind"] == "start"] == [TRAIN]
-    found = Checkpoints(store).newest()
-    assert found is not None
-    assert decode(found.data, found.name)["replica"]["samples"] == 2 * TRAIN
+    assert Checkpoints(store).newest_samples() == 2 * TRAIN
 
 
 def test_labels_can_come_from_another_column(folder):
     changes = [f"run.out={folder / 'picture'}", "data.label=picture", "model.num_classes=4", "run.epochs=1"]
     changes += ["model.channels_last=true", "run.amp=bf16", "run.micro_batch_size=3"]
     assert launch.train(recipes.load(str(folder / "recipe.py"), changes)) == 0
-    assert newest(folder / "picture")["replica"]["model"]["backbone.fc.weight"].shape == (4, 64)
+    assert toy.newest(folder / "picture")["replica"]["model"]["backbone.fc.weight"].shape == (4, 64)
 
 
 @pytest.mark.parametrize(
@@ -358,13 +317,11 @@ def test_labels_can_come_from_another_column(folder):
     [
         (["data.label=gap", "model.num_classes=40"], "1 of 24 samples have no label from 0 to 39"),
         (["data.label=picture"], "12 of 24 samples have no label from 0 to 1"),
-        (["data.label=nothing"], "no column 'nothing'"),
         (["run.amp=fp16"], "run.amp is 'fp16'"),
         (["run.resume=false", "run.out={done}"], "run.out already contains a run"),
         (["optim.groups=tsm", "run.out={done}"], "checkpoint does not fit"),
         (["run.seed=1", "model.options.width=16", "run.out={done}"], "checkpoint does not fit"),
         (["data.frames.num_segments=4", "data.eval_frames.num_segments=4", "run.out={done}"], "another sampler"),
-        (["sync=dpp"], "unknown sync 'dpp'"),
         (["run.out=s3://bucket/run"], "expected a local folder"),
     ],
 )
@@ -382,15 +339,10 @@ def test_errors_are_raised_before_the_first_step(folder, undisturbed, tmp_path, 
     ("change", "message"),
     [
         ("sync=kavgg", "unknown sync 'kavgg'"),
-        ("sync=kavg sync_options.perod=3", "no option 'perod'"),
         ("sync=kavg sync_options.period=none", "period is"),
-        ("sync=kavg sync_options.group_size=3", "group_size"),
-        ("sync=asgd sync_options.n_push=2", "no option 'n_push'"),
         ("sync=asgd sync_options.server=127.0.0.1:29600", "sync option server needs a token"),
         ("sync=asgd optim.name=lars", "optim.name=lars, which is not element-wise"),
-        ("sync_options.batch=noisy", "batch"),
         ("optim.freeze=nopeprefix", "matches no parameter"),
-        ("optim.freeze=backbone:x", "expected PREFIX or PREFIX:EPOCHS"),
         ("data.decoder=nosuch", "nosuch"),
         ("data.frames.num_segments=0 data.eval_frames.num_segments=0", "num_segments"),
         ("data.group_size=3", "group"),
@@ -401,25 +353,24 @@ def test_errors_are_raised_before_the_first_step(folder, undisturbed, tmp_path, 
 def test_a_dry_run_refuses_what_a_run_refuses(folder, tmp_path, capsys, change, message):
     """Both end with the same message and exit code, and leave nothing behind."""
     words = ["train", str(folder / "recipe.py"), f"run.out={tmp_path / 'out'}", *change.split()]
-    # With two ranks, as a dry run; the run itself is started with the most that one process can be.
+    # The run itself is started with the most that one process can be.
     alone = change != "sync=relay" and "group_size=3" not in change
-    codes, texts = [], []
+    found = set()
     for command in ([*words, "--dry-run", "--world", "1" if alone else "4"], *([words] if alone else [])):
-        codes.append(fastvid_command(command))
-        texts.append(capsys.readouterr().err)
-        assert message in texts[-1]
-        assert "Traceback" not in texts[-1]
-    assert set(codes) <= {1, 2}
-    assert len(set(codes)) == 1
-    assert len(set(texts)) == 1
+        found.add((fastvid_command(command), capsys.readouterr().err))
+    ((code, text),) = found
+    assert code in (1, 2)
+    assert message in text
+    assert "Traceback" not in text
     assert not (tmp_path / "out" / "sweep.json").exists()
 
 
-def test_a_dry_run_knows_every_optimizer(folder, tmp_path, capsys):
-    words = ["train", str(folder / "recipe.py"), f"run.out={tmp_path / 'out'}", "--dry-run"]
-    found = {}
-    for name in get_args(OptimizerName):
-        assert fastvid_command([*words, f"optim.name={name}", "--json"]) == 0
-        result = json.loads(capsys.readouterr().out)
-        found[name] = result["memory_bytes"]["optimizer"] // (4 * result["parameters"])
-    assert found == {"sgd": 1, "adam": 2, "adamw": 2, "adagrad": 1, "lars": 1, "lamb": 2}
+@pytest.mark.parametrize("name", get_args(OptimizerName))
+def test_a_dry_run_knows_what_every_optimizer_stores(name):
+    weights = nn.Linear(64, 64, bias=False)
+    config = OptimConfig(base_lr=0.1, base_batch_size=1, name=name)
+    optimizer = make_optimizer(weights, config)
+    weights(torch.ones(1, 64)).sum().backward()
+    optimizer.step()
+    stored = sum(value.numel() for value in optimizer.state[weights.weight].values() if value is not None)
+    assert stored // weights.weight.numel() == state_per_weight(config)

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from fastvid.errors import FastvidError, StateError
-from fastvid.runtime.processes import World
 from fastvid.train.parts.replica import Loader, Replica
-from fastvid.train.ranks import Member
 from fastvid.train.records import records as metrics
-from fastvid.train.records.checkpoint import Checkpoints, decode
+from fastvid.train.records.checkpoint import decode
 from tests.load.fakes import FakeDataset
 from tests.load.tools import make, rows
 from tests.train import toy
@@ -39,13 +37,12 @@ def test_a_run_of_few_steps_has_rows_for_a_curve_unless_set_otherwise(tmp_path):
     for every, epochs, expected in ((None, 2, 1), (None, 10, 2), (20, 2, 20)):
         out = tmp_path / f"{every}-{epochs}"
         config = toy.toy_config(out, log_every_steps=every, epochs=epochs)
-        member = Member(World(), torch.device("cpu"))
+        member = toy.ALONE
         assert toy.fit(toy.trainer(config, member), member)["over"]
         found = metrics.curve(metrics.read(out / "metrics.jsonl"))
         assert [row["step"] for row in found] == list(range(expected, epochs * steps + 1, expected))
 
 
-ALONE = Member(World(), torch.device("cpu"))
 EPOCH = 11 * toy.BATCH
 Poison = Callable[[Replica, torch.Tensor], None]
 
@@ -72,7 +69,7 @@ def evaluation(replica, _sums):
 
 def poisoned(folder, poison, step, **run):
     """A run in which something happens after a step, and no row of metrics is due."""
-    made = toy.trainer(toy.toy_config(folder, log_every_steps=1000, **run), ALONE, norm=True)
+    made = toy.trainer(toy.toy_config(folder, log_every_steps=1000, **run), toy.ALONE, norm=True)
     steps = 0
 
     def maybe_sync(replica, sums):
@@ -85,15 +82,10 @@ def poisoned(folder, poison, step, **run):
     return made
 
 
-def written(made):
-    """Wait for the checkpoint that a run was writing when it failed, as the interpreter does at exit."""
-    assert made.checkpoints is not None
-    made.checkpoints.wait()
-
-
-def kept(folder):
+def kept(made):
     """The samples of the checkpoints, all of whose values are finite."""
-    checkpoints = Checkpoints(str(folder / "checkpoints"))
+    checkpoints = made.checkpoints
+    checkpoints.wait()  # for one that a run was writing when it failed, as the interpreter does at exit
     for name in checkpoints.names():
         replica = decode(checkpoints.read(name).data, name)["replica"]
         momentum = [state["momentum_buffer"] for state in replica["optimizer"]["state"].values()]
@@ -107,41 +99,39 @@ def test_what_is_not_finite_is_never_saved_and_the_run_resumes_from_the_last_goo
     step = 2 * 11 + 4
     made = poisoned(tmp_path, poison, step, checkpoint_every_s=every)
     with pytest.raises(FastvidError, match=r"not finite|loss is nan") as error:
-        toy.fit(made, ALONE)
-    written(made)
+        toy.fit(made, toy.ALONE)
     assert error.value.hint is not None
     last = (step - 1) * toy.BATCH if every == 0 else 2 * EPOCH
-    assert kept(tmp_path)[-1] == last
-    assert toy.fit(toy.trainer(toy.toy_config(tmp_path), ALONE, norm=True), ALONE)["over"]
+    assert kept(made)[-1] == last
+    assert toy.fit(toy.trainer(toy.toy_config(tmp_path), toy.ALONE, norm=True), toy.ALONE)["over"]
 
 
 def test_the_last_step_of_a_run_is_checked(tmp_path):
     made = poisoned(tmp_path, weights, toy.EPOCHS * 11)
     with pytest.raises(FastvidError, match="not finite"):
-        toy.fit(made, ALONE)
-    written(made)
-    assert kept(tmp_path)[-1] == (toy.EPOCHS - 1) * EPOCH
+        toy.fit(made, toy.ALONE)
+    assert kept(made)[-1] == (toy.EPOCHS - 1) * EPOCH
 
 
 def test_a_loss_of_the_evaluation_that_is_not_finite_fails_the_run(tmp_path):
     made = poisoned(tmp_path, evaluation, toy.EPOCHS * 11)
     with pytest.raises(FastvidError, match="loss of the evaluation is nan after 440 samples"):
-        toy.fit(made, ALONE)
+        toy.fit(made, toy.ALONE)
     assert not (tmp_path / "checkpoints" / "best.json").exists()
 
 
 def test_a_buffer_that_is_infinite_on_purpose_stops_no_run(tmp_path):
     model = toy.net(norm=True)
-    made = toy.trainer(toy.toy_config(tmp_path), ALONE, norm=True)
+    made = toy.trainer(toy.toy_config(tmp_path), toy.ALONE, norm=True)
     model.register_buffer("mask", torch.full((2, 2), -math.inf))
     made.replica = Replica(
         model, torch.optim.SGD([{"params": list(model.parameters()), "lr_mult": 1.0}]), made.replica.schedule
     )
-    assert toy.fit(made, ALONE)["over"]
+    assert toy.fit(made, toy.ALONE)["over"]
 
 
 def test_a_checkpoint_with_nan_is_refused_by_name(tmp_path):
-    made = toy.trainer(toy.toy_config(tmp_path), ALONE)
+    made = toy.trainer(toy.toy_config(tmp_path), toy.ALONE)
     made.recorder.close()
     state = made.state_dict(made.replica)
     state["replica"]["model"]["0.bias"][1] = math.nan

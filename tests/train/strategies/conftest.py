@@ -10,12 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from fastvid.runtime.processes import World
-from fastvid.train.ranks import Member
 from tests.train import toy
 from tests.train.strategies import lab, scenarios
 
-ALONE = Member(World(), torch.device("cpu"))
 BY_WORLD = {
     2: (
         "k1-sgd", "k1-momentum", "k1-adam", "k4", "k4-norm", "count-k11", "count-k5", "count-int8", "count-int4",
@@ -41,7 +38,7 @@ class Outcomes:
         with self._once(str(world) if world > 1 else f"1-{name}") as begin:
             if begin and world == 1:
                 self._prepare(here, name)
-                torch.save(scenarios.SCENARIOS[name](here / name, ALONE), here / f"{name}-0.pt")
+                torch.save(scenarios.SCENARIOS[name](here / name, toy.ALONE), here / f"{name}-0.pt")
             elif begin:
                 for name_of_world in BY_WORLD[world]:
                     self._prepare(here, name_of_world)

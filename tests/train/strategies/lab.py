@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -105,6 +106,8 @@ class Trace:
     moments: list[Tensor] = field(default_factory=list)
     # Every all-reduce: steps done before it, number of elements, dtype.
     reduced: list[tuple[int, int, str]] = field(default_factory=list)
+    # Bytes of every message with different parts for each rank.
+    exchanged: list[int] = field(default_factory=list)
 
 
 def flat(tensors):
@@ -134,25 +137,26 @@ def run(case, folder, member, stop=None):
     made = build(case, folder, member, stop)
     trace = watch(made)
     places = [parameter.data_ptr() for parameter in made.replica.model.parameters()]
-    plain = dist.all_reduce
+    all_reduce, all_to_all = dist.all_reduce, dist.all_to_all_single
 
-    def counted(tensor, *args, **kwargs):
+    def reduced(tensor, *args, **kwargs):
         trace.reduced.append((len(trace.weights), tensor.numel(), str(tensor.dtype)))
-        return plain(tensor, *args, **kwargs)
+        return all_reduce(tensor, *args, **kwargs)
+
+    def exchanged(output, sent, *args, **kwargs):
+        trace.exchanged.append(sent.nbytes)
+        return all_to_all(output, sent, *args, **kwargs)
 
     if case.setup is not None:
         case.setup(made)
-    dist.all_reduce = counted
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_reduce", reduced)
+        patch.setattr(dist, "all_to_all_single", exchanged)
         result = toy.fit(made, member)
-    finally:
-        dist.all_reduce = plain
-    strategy = getattr(made.strategy, "inner", made.strategy)
-    traffic, meter = getattr(strategy, "traffic", None), getattr(made.strategy, "meter", None)
+    meter = getattr(made.strategy, "meter", None)
     return {
         **result,
         "trace": vars(trace),
-        "traffic": {} if traffic is None else traffic.as_dict(),
         "noise_scale": None if meter is None else meter.scale(),
         "moved": places != [parameter.data_ptr() for parameter in made.replica.model.parameters()],
     }

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from fastvid.runtime import faults
-from fastvid.train.strategies.average import BITS, BLOCK, Integers, Traffic
+from fastvid.train.strategies.average import BITS, BLOCK, Integers
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.lab import CONSTANT, PLAIN, Case
@@ -87,13 +87,13 @@ def wire(folder, member):
     """Average random vectors as integers."""
     found = {}
     for name, bits in BITS.items():
-        codec, traffic = Integers(bits), Traffic()
+        codec = Integers(bits)
         generator = torch.Generator().manual_seed(member.world.rank)
         means, given, received = [], torch.zeros(LENGTH, dtype=torch.float64), torch.zeros(LENGTH, dtype=torch.float64)
         for _ in range(ROUNDS):
             values = torch.rand(LENGTH, generator=generator, dtype=torch.float64)
             given += values
-            codec.average(values, traffic, "average")
+            codec.average(values)
             received += values
             means.append(values[:: LENGTH // 20])
         withheld = torch.zeros(LENGTH, dtype=torch.float64)
@@ -104,7 +104,6 @@ def wire(folder, member):
         assert not again.any()
         found[name] = {
             "means": means, "given": given, "received": received, "withheld": withheld,
-            "bytes": traffic.bytes["average"],
             "step": 1 / (2 ** (bits - 1) - 1),
         }  # fmt: skip
     return found

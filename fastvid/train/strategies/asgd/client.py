@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,8 +28,7 @@ REFUSED: Final = "refused"
 NOT_FINITE: Final = "not finite"
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseProgress:
+class LeaseProgress(NamedTuple):
     """How much of a lease (a range of positions to train on) is done, as acknowledged by a push."""
 
     lease: int  # its number
@@ -75,30 +73,24 @@ class ParameterClient:
         rate: float,
         since: int | None = None,
         *,
-        clips: int = 1,
         progress: LeaseProgress | None = None,
     ) -> int:
         """Push a gradient, which the server applies at once, and return its staleness in versions.
 
         `gradient`: [size], on the CPU, contiguous. `rate`: learning rate. `since`: version of the weights that it was
-        computed at; None for the version of `weights`. `clips`: number of clips it was computed from.
+        computed at; None for the version of `weights`.
         """
         answer = self._ask(
             "push",
-            {
-                "version": self.version if since is None else since,
-                "rate": rate,
-                "clips": clips,
-                "progress": None if progress is None else astuple(progress),
-            },
+            {"version": self.version if since is None else since, "rate": rate, "progress": progress},
             send=gradient,
         )
         return int(answer["staleness"])
 
     @torch.no_grad()
-    def step(self, gradient: Tensor, rate: float, clips: int = 1, progress: LeaseProgress | None = None) -> None:
+    def step(self, gradient: Tensor, rate: float, progress: LeaseProgress | None = None) -> None:
         """Push the gradient computed at `weights`, and fetch the newest weights into `weights`."""
-        self.staleness[self.push(gradient, rate, clips=clips, progress=progress)] += 1
+        self.staleness[self.push(gradient, rate, progress=progress)] += 1
         self.fetch()
 
     def adopt(self, weights: Tensor, version: int) -> None:

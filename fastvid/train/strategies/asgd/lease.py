@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastvid.errors import StateError, UsageError
+from fastvid.runtime.values import check_least
 from fastvid.train.parts.replica import Lineage
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """Positions [start, stop) of an epoch."""
 
     number: int
@@ -34,11 +33,7 @@ class Leases:
     """
 
     def __init__(self, samples_per_epoch: int, epochs: int, size: int) -> None:
-        if min(samples_per_epoch, epochs, size) < 1:
-            raise UsageError(
-                f"leases of {size} positions over {epochs} epochs of {samples_per_epoch} samples",
-                hint="set each to at least 1",
-            )
+        check_least(1, samples_per_epoch=samples_per_epoch, epochs=epochs, positions_per_lease=size)
         self.samples_per_epoch, self.epochs, self.size = samples_per_epoch, epochs, size
         self.acknowledged = self.returned = 0
         self.lineage = Lineage()
@@ -92,7 +87,7 @@ class Leases:
             if position == lease.stop:
                 del self._lent[client]
             else:
-                self._lent[client] = replace(lease, start=position)
+                self._lent[client] = lease._replace(start=position)
 
     def give_back(self, client: int) -> int:
         """Revoke a client's lease; return the number of positions that will be leased again, 0 without a lease."""

@@ -12,7 +12,6 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -27,28 +26,19 @@ from fastvid.train.strategies.link import Found, Link, Listener, Message, token_
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class ClientRecord:
-    """A server's record of a client."""
-
-    pushes: int = 0
-    clips: int = 0  # clips of the client's pushes
-    active: bool = True  # whether it is connected
-
-
 class Server:
     """Serves weights until it is closed. Attributes may be read from any thread.
 
-    `leases`: assigns samples to clients; None if they choose them. `warm_up`: number of updates by the first client
-    before others are admitted. `port`: port to listen on; 0 for any free one. `timeout_s`: seconds of silence after
-    which a client is considered dead. `state`: result of `state_dict` in an earlier run. `staleness`: number of pushes
-    by staleness.
+    `leases`: assigns samples to clients. `warm_up`: number of updates by the first client before others are admitted.
+    `port`: port to listen on; 0 for any free one. `timeout_s`: seconds of silence after which a client is considered
+    dead. `state`: result of `state_dict` in an earlier run. `staleness`: number of pushes by staleness. `clients`: the
+    numbers of the clients that have joined and are connected.
     """
 
     def __init__(
         self,
         weights: Weights,
-        leases: Leases | None = None,
+        leases: Leases,
         *,
         warm_up: int = 0,
         token: str | None = None,
@@ -59,18 +49,18 @@ class Server:
     ) -> None:
         self.weights, self.leases = weights, leases
         self.staleness: Counter[int] = Counter()
-        self.clients: dict[int, ClientRecord] = {}
-        self.lost = self.not_finite = 0
+        self.clients: set[int] = set()
+        self.lost = 0
         self._warm_up, self._timeout_s = warm_up, timeout_s
         self._first: int | None = None  # the client that initializes the weights
         self._changed = threading.Condition()
         self._closed = False
         if state is not None:
-            self._load(state)
-        first = 1 + max(self.clients, default=0)
-        self._listener = Listener(
-            self._session, timeout_s, token=token or token_of_job(), host=host, port=port, first=first
-        )
+            self.weights.load_state_dict(state["shard"])
+            self.leases.load_state_dict(state["leases"])
+            self.staleness.update({int(key): int(count) for key, count in state["staleness"].items()})
+            self.lost = int(state["lost"])
+        self._listener = Listener(self._session, timeout_s, token=token or token_of_job(), host=host, port=port)
         self.address = self._listener.address
         # Started only now, because sessions use the attributes above.
         self._listener.start()
@@ -87,44 +77,24 @@ class Server:
         self._listener.join(self._timeout_s if patience_s is None else patience_s)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights, leases and the client records."""
+        """Return weights, leases and counts."""
         with self._changed:
             return {
                 "shard": self.weights.state_dict(),
-                "leases": None if self.leases is None else self.leases.state_dict(),
+                "leases": self.leases.state_dict(),
                 "staleness": dict(self.staleness),
                 "lost": self.lost,
-                "clients": {
-                    number: {"pushes": record.pushes, "clips": record.clips} for number, record in self.clients.items()
-                },
             }
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        self.weights.load_state_dict(state["shard"])
-        if self.leases is not None and state["leases"] is not None:
-            self.leases.load_state_dict(state["leases"])
-        self.staleness.update({int(key): int(count) for key, count in state["staleness"].items()})
-        self.lost = int(state["lost"])
-        self.clients = {
-            int(number): ClientRecord(record["pushes"], record["clips"], active=False)
-            for number, record in state["clients"].items()
-        }
 
     def counts(self) -> Counter[int]:
         """Return a consistent copy of `staleness`."""
         with self._changed:
             return Counter(self.staleness)
 
-    @property
-    def present(self) -> int:
-        """Number of connected clients."""
-        return sum(record.active for record in list(self.clients.values()))
-
     def _session(self, link: Link) -> None:
         """Serve one client, in its own thread."""
         left = False
-        # Receives the payload of a push.
-        buffer = torch.empty(self.weights.numel, dtype=self.weights.dtype)
+        buffer = self.weights.buffer()  # receives the payload of a push
         try:
             while not left:
                 asked = link.receive(buffer)
@@ -133,18 +103,14 @@ class Server:
         except FastvidError as error:
             log.warning("lost client %d: %s", link.number, error)
         finally:
-            self._disconnect(link.number, lost=not left)
-
-    def _disconnect(self, number: int, *, lost: bool) -> None:
-        with self._changed:
-            if number in self.clients:
-                self.clients[number].active = False
-            self.lost += lost
-            if self._first == number and not self.weights.initialized:
-                self._first = None
-            if self.leases is not None and (returned := self.leases.give_back(number)):
-                log.warning("%d samples of client %d go to other clients", returned, number)
-            self._changed.notify_all()
+            with self._changed:
+                self.clients.discard(link.number)
+                self.lost += not left
+                if self._first == link.number and not self.weights.initialized:
+                    self._first = None
+                if returned := self.leases.give_back(link.number):
+                    log.warning("%d samples of client %d go to other clients", returned, link.number)
+                self._changed.notify_all()
 
     def _handle(self, link: Link, asked: Message, buffer: Tensor) -> None:
         """Reply to a message, whose payload, if any, is in `buffer`."""
@@ -166,15 +132,15 @@ class Server:
             case "push" if asked["version"] <= self.weights.version:
                 if self._finite(link, asked, buffer):
                     self._step(link, asked, buffer)
-            case "lease" if self.leases is not None:
-                self._lend(link, self.leases)
+            case "lease":
+                self._lend(link)
             case _:
                 link.send(REFUSED)
         with self._changed:
             self._changed.notify_all()
 
     def _reply(self, link: Link, **values: Any) -> None:
-        link.send(DONE, {"samples": 0 if self.leases is None else self.leases.acknowledged, **values})
+        link.send(DONE, {"samples": self.leases.acknowledged, **values})
 
     def _join(self, link: Link) -> None:
         def admitted() -> str | None:
@@ -183,25 +149,21 @@ class Server:
                     return None
                 self._first = link.number
                 return "first"
-            pioneer = self.clients.get(-1 if self._first is None else self._first)
-            warming = pioneer is not None and pioneer.active and self.weights.version < self._warm_up
-            return None if warming else "later"
+            return None if self._first in self.clients and self.weights.version < self._warm_up else "later"
 
         fresh = self._wait(link, admitted) == "first"
         with self._changed:
-            self.clients[link.number] = ClientRecord()
+            self.clients.add(link.number)
         self._reply(link, fresh=fresh)
 
     def _step(self, link: Link, asked: Message, gradient: Tensor) -> None:
         """Record a push, acknowledge its samples, and apply its gradient to the weights."""
         with self._changed:
             staleness = self.weights.version - asked["version"]
-            record = self.clients[link.number]
-            record.pushes, record.clips = record.pushes + 1, record.clips + asked["clips"]
             self.staleness[staleness] += 1
-            if self.leases is not None and asked["progress"] is not None:
+            if asked["progress"] is not None:
                 self.leases.acknowledge(link.number, *asked["progress"])
-            self.weights.step(gradient, asked["rate"], 1 / max(1, self.present))
+            self.weights.step(gradient, asked["rate"], 1 / len(self.clients))
         self._reply(link, staleness=staleness)
 
     def _finite(self, link: Link, asked: Message, values: Tensor) -> bool:
@@ -211,8 +173,6 @@ class Server:
         extremes = torch.stack(torch.aminmax(values))
         if math.isfinite(rate) and bool(extremes.isfinite().all()):
             return True
-        with self._changed:
-            self.not_finite += 1
         wrong = values.numel() - int(values.isfinite().sum())
         log.warning(
             "refused %s of client %d: %d of %d values are not finite, rate %g",
@@ -221,14 +181,14 @@ class Server:
         link.send(NOT_FINITE)
         return False
 
-    def _lend(self, link: Link, leases: Leases) -> None:
+    def _lend(self, link: Link) -> None:
         def lent() -> tuple[Lease | None] | None:
-            lease = leases.take(link.number)
-            return (lease,) if lease is not None or leases.over else None
+            lease = self.leases.take(link.number)
+            return (lease,) if lease is not None or self.leases.over else None
 
         # While all samples are leased but not all are done, wait: a client may die and its samples be leased again.
         (lease,) = self._wait(link, lent)
-        self._reply(link, lease=None if lease is None else astuple(lease))
+        self._reply(link, lease=lease)
 
     def _wait(self, link: Link, reached: Callable[[], Found | None]) -> Found:
         """Wait until `reached` returns a true value and return it; send heartbeats, which also detect a dead client."""

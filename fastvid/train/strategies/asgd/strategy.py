@@ -63,20 +63,6 @@ _ELEMENTWISE: Final = ("sgd", "adam", "adamw", "adagrad")
 """Names of element-wise optimizers, which can step the flat vector of all weights, or a part of it."""
 
 
-def refuse_unfit(config: Config) -> None:
-    """Raise a UsageError for settings that a server with pushed gradients does not support."""
-    optim = config.optim
-    for wrong, what in (
-        (optim.name not in _ELEMENTWISE, f"optim.name={optim.name}, which is not element-wise"),
-        # The loss scaler skips steps that overflow, so the server would never receive their gradients.
-        (config.run.amp == "fp16", "run.amp=fp16"),
-        # The server's optimizer would move frozen weights by their momentum and weight decay.
-        (optim.freeze, "optim.freeze"),
-    ):
-        if wrong:
-            raise UsageError(f"sync=asgd does not support {what}", hint="change it, or use sync=kavg or sync=ddp")
-
-
 # On early exit, seconds that the server waits for each client: clients of other jobs are not told, and torchrun kills
 # the server after 30 s.
 _PATIENCE_S: Final = 5.0
@@ -109,7 +95,16 @@ class Asgd(Strategy):
     @classmethod
     def check(cls, config: Config) -> None:
         super().check(config)
-        refuse_unfit(config)
+        optim = config.optim
+        for wrong, what in (
+            (optim.name not in _ELEMENTWISE, f"optim.name={optim.name}, which is not element-wise"),
+            # The loss scaler skips steps that overflow, so the server would never receive their gradients.
+            (config.run.amp == "fp16", "run.amp=fp16"),
+            # The server's optimizer would move frozen weights by their momentum and weight decay.
+            (optim.freeze, "optim.freeze"),
+        ):
+            if wrong:
+                raise UsageError(f"sync=asgd does not support {what}", hint="change it, or use sync=kavg or sync=ddp")
 
     def __init__(
         self,
@@ -135,7 +130,6 @@ class Asgd(Strategy):
         self._client: ParameterClient | None = None
         self._lease: Lease | None = None
         self._progress: LeaseProgress | None = None
-        self._clips = 0  # of the current step
         self._own_statistics: list[Tensor] | None = None  # this rank's, while the model has the server's
         self._reported: Counter[int] = Counter()  # staleness up to the last row of metrics
 
@@ -150,8 +144,8 @@ class Asgd(Strategy):
         with contextlib.ExitStack() as ends:
             if self._serves:
                 samples, size = replica.schedule.total // epochs, self._lease_batches * loader.global_batch_size
-                self._serve(Leases(samples, epochs, size))
-                ends.push(lambda kind, *_: self._close(early=kind is not None))
+                server = self._serve(Leases(samples, epochs, size))
+                ends.push(lambda kind, *_: server.close(_PATIENCE_S if kind else None))
             client = ParameterClient(self._address(), timeout_s=self._timeout_s)
             ends.push(lambda kind, *_: self._leave(client, early=kind is not None))
             client.join(self._vector.collect(self._vector.buffer()))
@@ -172,7 +166,6 @@ class Asgd(Strategy):
                 seen.add(lease.epoch, *Lineage.of(batch))
                 ((_, digest),) = seen.rows()
                 self._progress = LeaseProgress(lease.number, batch.stop, digest)
-                self._clips = batch.stop - batch.start
                 # `client.samples` does not include this rank's unpushed samples.
                 replica.samples = max(replica.samples, client.samples)
                 self._restore(replica)
@@ -232,8 +225,8 @@ class Asgd(Strategy):
         counts = self._client.staleness if self._client is not None else Counter[int]()
         if (server := self.server) is not None:
             counts = server.counts()
-            row |= {"clients": server.present, "updates": server.weights.version, "lost": server.lost}
-            row |= {} if server.leases is None else {"returned": server.leases.returned}
+            row |= {"clients": len(server.clients), "updates": server.weights.version}
+            row |= {"lost": server.lost, "returned": server.leases.returned}
         new, self._reported = counts - self._reported, Counter(counts)
         if pushes := new.total():
             row["staleness_mean"] = sum(staleness * times for staleness, times in new.items()) / pushes
@@ -243,13 +236,13 @@ class Asgd(Strategy):
     def _push_gradient(self, replica: Replica) -> None:
         assert self._client is not None
         self._vector.gradients(self._gradient)
-        self._client.step(self._gradient, replica.lr, self._clips, self._progress)
+        self._client.step(self._gradient, replica.lr, self._progress)
         self._vector.spread(self._client.weights, statistics=False)
 
-    def _serve(self, leases: Leases) -> None:
+    def _serve(self, leases: Leases) -> Server:
         vector = self._vector
-        self.server = Server(
-            Weights(vector.size, self._rule, vector.sections, dtype=vector.dtype),
+        self.server = server = Server(
+            Weights(vector.size, self._rule, vector.groups, dtype=vector.dtype),
             leases,
             warm_up=self._warm_up,
             host=self._host,
@@ -257,7 +250,8 @@ class Asgd(Strategy):
             timeout_s=self._timeout_s,
             state=self._state,
         )
-        self._reported = self.server.counts()
+        self._reported = server.counts()
+        return server
 
     def _address(self) -> Address:
         """Return the server's address, which rank 0 broadcasts if it is in this job."""
@@ -273,10 +267,6 @@ class Asgd(Strategy):
         # On early exit, ignore a dead server: it ended the run or no longer needs this client.
         with contextlib.suppress(FastvidError) if early else contextlib.nullcontext():
             client.leave()
-
-    def _close(self, *, early: bool) -> None:
-        if self.server is not None:
-            self.server.close(_PATIENCE_S if early else None)
 
 
 class PushOptimizer(Optimizer):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -27,17 +26,6 @@ from fastvid.train.strategies.link import crc32
 
 OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
 """Builds an optimizer from its groups, for example ``functools.partial(torch.optim.SGD, lr=0.0, momentum=0.9)``."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightRange:
-    """A range [start, stop) of the flat weights with its own settings."""
-
-    start: int
-    stop: int
-    lr_mult: float = 1.0
-    weight_decay: float = 0.0
-    averaged: bool = False  # a range of norm statistics: steps average pushed values instead of applying a gradient
 
 
 class Snapshot:
@@ -58,92 +46,71 @@ class Snapshot:
 class Weights:
     """Flat weights [size] on the CPU, with their optimizer. Thread-safe.
 
-    `rule`: builds the optimizer. `sections`: ranges that cover all weights, each with its own settings; None for one
-    range of all weights.
+    `groups`: settings of the optimizer's parameter groups, and the ``size`` of each, in the order of the weights; the
+    weights after them are norm statistics, whose pushed values steps average instead of applying a gradient. `rule`:
+    builds the optimizer. `version`: number of steps since the weights were initialized; -1 before that.
     """
 
     def __init__(
-        self,
-        size: int,
-        rule: OptimizerFactory,
-        sections: Sequence[WeightRange] | None = None,
-        *,
-        dtype: torch.dtype = torch.float32,
+        self, size: int, rule: OptimizerFactory, groups: Sequence[Mapping[str, Any]], *, dtype: torch.dtype
     ) -> None:
         self._values = torch.zeros(size, dtype=dtype)
-        self._parts: list[tuple[int, int, nn.Parameter]] = []
-        self._averaged: list[slice] = []
-        groups, covered = [], 0
-        for section in sections if sections is not None else [WeightRange(0, size)]:
-            low, high = section.start, section.stop
-            covered += high - low
-            if section.averaged:
-                self._averaged.append(slice(low, high))
-                continue
-            # A view, so that the optimizer updates the memory that readers get.
-            parameter = nn.Parameter(self._values[low:high])
-            self._parts.append((low, high, parameter))
-            groups.append({"params": [parameter], "lr_mult": section.lr_mult, "weight_decay": section.weight_decay})
-        assert covered == size, (covered, size)
-        self.optimizer = rule(groups)
+        sizes = [group["size"] for group in groups]
+        self._sizes = [*sizes, size - sum(sizes)]
+        # Views, so that the optimizer updates the memory that readers get.
+        self._parameters = [nn.Parameter(part) for part in self._split(self._values)[:-1]]
+        self.optimizer = rule([{**group, "params": [own]} for group, own in zip(groups, self._parameters, strict=True)])
         self._lock = threading.Lock()
-        self._version = -1  # before the weights are initialized
+        self.version = -1
         self._snapshot: Snapshot | None = None  # of the newest version, once it was read
         self._readers: dict[Snapshot, int] = {}
         self._spare: list[Tensor] = []
 
-    @property
-    def numel(self) -> int:
-        """Number of weights."""
-        return len(self._values)
+    def _split(self, values: Tensor) -> tuple[Tensor, ...]:
+        """Return views of a vector [size]: one for each group, and the norm statistics."""
+        return torch.split_with_sizes(values, self._sizes)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the weights."""
-        return self._values.dtype
-
-    @property
-    def version(self) -> int:
-        """Number of steps since the weights were initialized; -1 before that."""
-        return self._version
+    def buffer(self) -> Tensor:
+        """Return a new vector [size] for weights or a gradient, uninitialized."""
+        return torch.empty_like(self._values)
 
     @property
     def initialized(self) -> bool:
         """Whether the weights are initialized."""
-        return self._version >= 0
+        return self.version >= 0
 
     @torch.no_grad()
     def initialize(self, values: Tensor) -> None:
         """Set the initial weights [n], version 0."""
         with self._lock:
             self._values.copy_(values)
-            self._version, self._snapshot = 0, None
+            self.version, self._snapshot = 0, None
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float, share: float = 1.0) -> int:
         """Update the weights with a gradient, and return the version that this creates.
 
-        `gradient`: [n]; in averaged sections it contains values, which enter the average with the weight `share`, 0 to
-        1. `rate`: learning rate.
+        `gradient`: [n]; for the norm statistics it contains values, which enter their average with the weight `share`,
+        0 to 1. `rate`: learning rate.
         """
         with self._lock:
             self._leave_to_readers()
             for group in self.optimizer.param_groups:
                 group["lr"] = rate * group["lr_mult"]
-            for low, high, parameter in self._parts:
-                parameter.grad = gradient[low:high].to(parameter)
+            *gradients, statistics = self._split(gradient.to(self._values))
+            for parameter, own in zip(self._parameters, gradients, strict=True):
+                parameter.grad = own
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)  # the caller reuses its buffer
-            for part in self._averaged:
-                self._values[part].lerp_(gradient[part].to(self._values), share)
-            self._version, self._snapshot = self._version + 1, None
-            return self._version
+            self._split(self._values)[-1].lerp_(statistics, share)
+            self.version, self._snapshot = self.version + 1, None
+            return self.version
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Snapshot]:
         """Return the newest version of the weights, whose memory does not change during the block."""
         with self._lock:
-            snapshot = self._snapshot = self._snapshot or Snapshot(self._version, self._values)
+            snapshot = self._snapshot = self._snapshot or Snapshot(self.version, self._values)
             self._readers[snapshot] = self._readers.get(snapshot, 0) + 1
         try:
             yield snapshot
@@ -161,30 +128,30 @@ class Weights:
             return
         values = self._spare.pop() if self._spare else torch.empty_like(self._values)
         self._values = values.copy_(self._values)
-        for low, high, parameter in self._parts:
-            parameter.data = self._values[low:high]
+        for parameter, part in zip(self._parameters, self._split(self._values), strict=False):
+            parameter.data = part
 
     def state_dict(self) -> dict[str, Any]:
         """Return a consistent state of weights, version and optimizer."""
         with self._lock:
             return {
-                "version": self._version,
+                "version": self.version,
                 "values": self._values.clone(),
                 "optimizer": snapshot(self.optimizer.state_dict()),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
-        if len(state["values"]) != self.numel:
+        if len(state["values"]) != len(self._values):
             raise StateError(
-                f"checkpoint has {len(state['values'])} weights, the model {self.numel}",
+                f"checkpoint has {len(state['values'])} weights, the model {len(self._values)}",
                 hint="use the model that wrote it, or another run.out",
             )
         with self._lock, torch.no_grad():
             self._leave_to_readers()
             self._values.copy_(state["values"])
             self.optimizer.load_state_dict(snapshot(state["optimizer"]))
-            self._version, self._snapshot = int(state["version"]), None
+            self.version, self._snapshot = int(state["version"]), None
 
 
 class Vector:
@@ -194,11 +161,20 @@ class Vector:
     is copied to its range of the vector. On another device the tensors are first joined there, by one kernel, and the
     joined buffer is copied at once; vectors are then in pinned memory, to avoid a further copy.
 
-    `dtype`: float64 if any tensor is float64, else float32.
+    `dtype`: float64 if any tensor is float64, else float32. `groups`: the settings of the optimizer's groups, and the
+    ``size`` of each, see `Weights`.
     """
 
     def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
         groups = optimizer.param_groups
+        self.groups = [
+            {
+                "size": sum(parameter.numel() for parameter in group["params"]),
+                "lr_mult": group.get("lr_mult", 1.0),
+                "weight_decay": group["weight_decay"],
+            }
+            for group in groups
+        ]
         self._parameters: list[nn.Parameter] = [parameter for group in groups for parameter in group["params"]]
         self._statistics = statistics(model)
         tensors: list[Tensor] = [*self._parameters, *self._statistics]
@@ -210,14 +186,6 @@ class Vector:
         # The joined buffer on a device other than the CPU.
         self._joined = None if device.type == "cpu" else torch.empty(self.size, dtype=self.dtype, device=device)
         self._pinned = device.type == "cuda"
-        self.sections: list[WeightRange] = []
-        start = 0
-        for group in groups:
-            stop = start + sum(parameter.numel() for parameter in group["params"])
-            self.sections.append(WeightRange(start, stop, group.get("lr_mult", 1.0), group["weight_decay"]))
-            start = stop
-        if start < self.size:
-            self.sections.append(WeightRange(start, self.size, averaged=True))
 
     def buffer(self) -> Tensor:
         """Return a new vector [size] of zeros on the CPU, in pinned memory if the model is on a GPU."""

@@ -36,15 +36,15 @@ class SweepRecord:
     visits: list[dict[str, Any]] = field(default_factory=list)
     lost: list[dict[str, Any]] = field(default_factory=list)  # units whose stage died: their fields, ``stage``
     token_bytes: int = 0  # bytes of tokens sent and received by the hub
-    stages: list[dict[str, Any]] = field(default_factory=list)  # partitions given to stages, with the stages' reports
+    dataset_bytes: int = 0  # bytes of partitions that the stages loaded
 
 
 class Hub:
     """Coordinates the stages of a sweep.
 
     `timeout_s`: seconds of silence after which a stage is considered dead; also the time to wait while there is no
-    stage at all. `adopt_s`: seconds that the partitions of a dead stage wait for a new stage before an existing one
-    takes them. `start_s`: the same at the start; None uses `timeout_s`. `on_visit`: called with the record of each
+    stage at all, and that partitions wait for a new stage at the start. `adopt_s`: seconds that the partitions of a
+    dead stage wait for a new stage before an existing one takes them. `on_visit`: called with the record of each
     finished visit. `plan`: what stages need to know about the sweep. `port`: port to listen on; 0 for any free one.
     """
 
@@ -54,26 +54,22 @@ class Hub:
         token_store: TokenStore,
         *,
         timeout_s: float,
-        adopt_s: float = 30.0,
-        start_s: float | None = None,
-        on_visit: Callable[[dict[str, Any]], None] = lambda _: None,
-        plan: Mapping[str, Any] | None = None,
-        token: str | None = None,
-        host: str = "127.0.0.1",
-        port: int = 0,
+        adopt_s: float,
+        on_visit: Callable[[dict[str, Any]], None],
+        plan: Mapping[str, Any],
+        host: str,
+        port: int,
     ) -> None:
-        self.scheduler, self.token_store, self._plan = scheduler, token_store, dict(plan or {})
+        self.scheduler, self.token_store, self._plan = scheduler, token_store, plan
         self.timeout_s, self._on_visit = timeout_s, on_visit
         self.record = SweepRecord()
-        self._ownership = Ownership(
-            scheduler.num_partitions, start_s=timeout_s if start_s is None else start_s, adopt_s=adopt_s
-        )
+        self._ownership = Ownership(scheduler.num_partitions, start_s=timeout_s, adopt_s=adopt_s)
         self._changed = threading.Condition()
         self._losses: dict[Unit, int] = {}
         self._began = time.monotonic()
         self._alone_since: float | None = self._began
         self._broken: BaseException | None = None
-        self._listener = Listener(self._session, timeout_s, token=token or token_of_job(), host=host, port=port)
+        self._listener = Listener(self._session, timeout_s, token=token_of_job(), host=host, port=port)
         self.address = self._listener.address
 
     def run(self) -> SweepRecord:
@@ -150,8 +146,9 @@ class Hub:
                 return
             else:
                 link.send("own", {"partitions": owned})
-                report = link.receive().values
-                self.record.stages.append({"stage": link.number, "partitions": list(owned), **report})
+                loaded = link.receive()["bytes_moved"]
+                with self._changed:
+                    self.record.dataset_bytes += loaded
                 known = owned
 
     def _ended(self) -> bool:

@@ -16,8 +16,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from fastvid.errors import StateError, UsageError
-from fastvid.runtime.values import check_choice
+from fastvid.errors import StateError
+from fastvid.runtime.values import check_choice, check_least
 
 Order = Literal["ring", "hopper"]
 Status = Literal["training", "waiting", "failed", "over"]
@@ -50,9 +50,7 @@ class Scheduler:
     """Assigns units to free stages."""
 
     def __init__(self, num_models: int, num_partitions: int, epochs: int, *, order: Order = "hopper") -> None:
-        for name, value in (("models", num_models), ("partitions", num_partitions), ("epochs", epochs)):
-            if value < 1:
-                raise UsageError(f"sweep has {value} {name}, expected at least 1")
+        check_least(1, models=num_models, partitions=num_partitions, epochs=epochs)
         check_choice("order", order, get_args(Order))
         self.num_partitions, self.epochs, self.order = num_partitions, epochs, order
         self.models = [ModelProgress(model, arrived=model) for model in range(num_models)]
@@ -75,9 +73,8 @@ class Scheduler:
             return None
         _, model, partition = min(able, key=lambda candidate: candidate[0])
         done = len(model.visits)
-        unit = Unit(
-            model.model, done // self.num_partitions, partition, (done + 1) % self.num_partitions == 0
-        )  # fmt: skip
+        epoch, inside = divmod(done, self.num_partitions)
+        unit = Unit(model.model, epoch, partition, ends_epoch=inside + 1 == self.num_partitions)
         model.status = "training"
         self._running[model.model] = unit
         return unit

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
-import hashlib
 import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -25,16 +22,15 @@ import torch
 
 from fastvid.errors import StateError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.batch.batch import Batch
 from fastvid.load.order.mixture import Mixture
 from fastvid.runtime import faults
 from fastvid.runtime.processes import World
 from fastvid.storage import RemoteOptions, Storage, open_storage
-from fastvid.train.config.config import Config, flatten, to_json
-from fastvid.train.loop.loop import Stepper, score_of
+from fastvid.train.config.config import Config, differing, flatten, to_json
+from fastvid.train.loop.loop import Stepper
 from fastvid.train.loop.strategy import Strategy
-from fastvid.train.parts.evaluate import Score
-from fastvid.train.parts.replica import Lineage, Replica
+from fastvid.train.parts.evaluate import Score, evaluate
+from fastvid.train.parts.replica import Lineage, Loader, Replica, hash64
 from fastvid.train.ranks import Member
 from fastvid.train.records.checkpoint import decode, encode
 from fastvid.train.run import assemble
@@ -110,9 +106,7 @@ class Partition(Dataset):
     """A dataset with only the samples of some shards, whose files are read through `storage`."""
 
     def __init__(self, whole: Dataset, shards: Sequence[int], storage: Storage) -> None:
-        super().__init__(
-            whole.storage.url, split=whole.split, where=whole.where, generation=whole.generation.number
-        )  # fmt: skip
+        super().__init__(whole.storage.url, split=whole.split, where=whole.where, generation=whole.generation.number)
         # Set only now, so that `storage` keeps no copies of the annotations, which were read above.
         self.storage = storage
         self.shards = tuple(shards)
@@ -138,78 +132,7 @@ def local_copies(url: str) -> Storage:
     return open_storage(url, options=RemoteOptions(cache=folder))
 
 
-@dataclass(frozen=True)
-class SweepModel:
-    """One model of a sweep, with the functions that a stage needs to train it."""
-
-    config: Config
-    replica: Callable[[], Replica]
-    batches: Callable[[Unit], AbstractContextManager[Iterable[Batch]]]
-    evaluate: Callable[[Replica], Score] | None = None
-
-
 _MODEL: Final = "model"
-
-
-def train_visit(
-    sweep_model: SweepModel, unit: Unit, token: bytes | None, device: torch.device
-) -> tuple[bytes, dict[str, Any]]:
-    """Train a unit. A pure function of its arguments, so any stage can repeat the unit of a dead stage.
-
-    Returns the new token; and JSON values: ``samples`` (number in this visit), the mean ``loss`` and the task's
-    metrics, ``lr``, ``lineage`` (number and digest of the samples), and if the unit ends an epoch, ``score`` (higher is
-    better) and ``eval``. If the loss is not finite, returns an empty token and the ``reason``.
-    """
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        replica, state = _open(sweep_model, unit, token)
-        member = Member(World(), device)
-        stepper = Stepper(sweep_model.config, member, Strategy(member))
-        sums, task = None, sweep_model.config.task
-        before, lineage = replica.samples, Lineage()
-        with sweep_model.batches(unit) as batches:
-            for batch in batches:
-                found, _ = stepper.step(replica, batch)
-                sums = found if sums is None else sums + found
-                replica.samples += batch.stop - batch.start
-                lineage.add(unit.epoch, *Lineage.of(batch))
-        numbers = {LOSS: 0.0} if sums is None else task.row(sums.numbers())
-        mean_loss = numbers[LOSS]
-        if not math.isfinite(mean_loss):
-            return b"", {"reason": f"loss is {mean_loss} after {replica.samples} samples"}
-        report: dict[str, Any] = {
-            "samples": replica.samples - before,
-            **numbers,
-            "lr": replica.lr,
-            "lineage": lineage.state_dict(),
-        }
-        state["visits"].append(unit.partition)
-        if unit.ends_epoch:
-            score = None if sweep_model.evaluate is None else sweep_model.evaluate(replica)
-            report["eval"] = None if score is None else score.as_row()
-            report["score"] = -mean_loss if score is None else score.value
-            state["scores"].append(report["score"])
-        data = encode({**state, "replica": replica.state_dict(), "rng": torch.get_rng_state()})
-    return data, report
-
-
-def _open(sweep_model: SweepModel, unit: Unit, token: bytes | None) -> tuple[Replica, dict[str, Any]]:
-    replica = sweep_model.replica()
-    if token is None:
-        torch.manual_seed(sweep_model.config.run.seed)
-        if replica.average is not None:
-            replica.average.restart(replica.model)
-        return replica, {_MODEL: unit.model, "visits": [], "scores": []}
-    state = decode(token, "token")
-    if state[_MODEL] != unit.model or len(state["scores"]) != unit.epoch:
-        raise StateError(
-            f"token contains model {state[_MODEL]} after {len(state['scores'])} epochs, "
-            f"but the unit is model {unit.model} in epoch {unit.epoch}"
-        )
-    replica.load_state_dict(state.pop("replica"))
-    torch.set_rng_state(state.pop("rng"))
-    return replica, state
-
-
 _SHARED: Final = (
     "data.path", "data.split", "data.eval_split", "data.where", "data.generation", "run.epochs", "run.out", "sync",
 )  # fmt: skip
@@ -251,35 +174,78 @@ class Clips:
         return {"bytes_moved": moved}
 
     def visit(self, unit: Unit, token: bytes | None) -> tuple[bytes, dict[str, Any]]:
-        """See `serve`."""
-        return train_visit(self.sweep_model(unit.model, fresh=token is None), unit, token, self.member.device)
+        """See `serve`. A pure function of its arguments, so any stage can repeat the unit of a dead stage.
 
-    def sweep_model(self, model: int, *, fresh: bool) -> SweepModel:
-        """Return a model of the sweep; with `fresh`, its initial weights are loaded."""
+        Returns the new token; and JSON values: ``samples`` (number in this visit), the mean ``loss`` and the task's
+        metrics, ``lr``, ``lineage`` (number and digest of the samples), and if the unit ends an epoch, ``score``
+        (higher is better) and ``eval``. If the loss is not finite, returns an empty token and the ``reason``.
+        """
+        config, device = self.configs[unit.model], self.member.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            replica, state = self._open(unit, token)
+            stepper = Stepper(config, self.member, Strategy(self.member))
+            sums, before, lineage = None, replica.samples, Lineage()
+            with contextlib.closing(self.loader(unit)) as loader:
+                for batch in loader:
+                    found, _ = stepper.step(replica, batch)
+                    sums = found if sums is None else sums + found
+                    replica.samples += batch.stop - batch.start
+                    lineage.add(unit.epoch, *Lineage.of(batch))
+            numbers = {LOSS: 0.0} if sums is None else config.task.row(sums.numbers())
+            if not math.isfinite(numbers[LOSS]):
+                return b"", {"reason": f"loss is {numbers[LOSS]} after {replica.samples} samples"}
+            report: dict[str, Any] = {"samples": replica.samples - before, **numbers, "lr": replica.lr}
+            report["lineage"] = lineage.state_dict()
+            state["visits"].append(unit.partition)
+            if unit.ends_epoch:
+                score = self._score(config, replica)
+                report["eval"] = None if score is None else score.as_row()
+                report["score"] = -numbers[LOSS] if score is None else score.value
+                state["scores"].append(report["score"])
+            data = encode({**state, "replica": replica.state_dict(), "rng": torch.get_rng_state()})
+        return data, report
+
+    def _open(self, unit: Unit, token: bytes | None) -> tuple[Replica, dict[str, Any]]:
+        """Return the replica of a unit as its token left it, and the rest of the token."""
+        replica = self.replica(unit.model, fresh=token is None)
+        if token is None:
+            torch.manual_seed(self.configs[unit.model].run.seed)
+            if replica.average is not None:
+                replica.average.restart(replica.model)
+            return replica, {_MODEL: unit.model, "visits": [], "scores": []}
+        state = decode(token, "token")
+        if state[_MODEL] != unit.model or len(state["scores"]) != unit.epoch:
+            raise StateError(
+                f"token contains model {state[_MODEL]} after {len(state['scores'])} epochs, "
+                f"but the unit is model {unit.model} in epoch {unit.epoch}"
+            )
+        replica.load_state_dict(state.pop("replica"))
+        torch.set_rng_state(state.pop("rng"))
+        return replica, state
+
+    def replica(self, model: int, *, fresh: bool) -> Replica:
+        """Return a model of the sweep before its first step; with `fresh`, its initial weights are loaded."""
         config = self.configs[model]
+        replica = assemble.make_replica(config, self._samples_per_epoch(config), self.member)
+        if fresh:
+            assemble.load_initial_weights(config, replica.model)
+        return replica
 
-        def build_replica() -> Replica:
-            replica = assemble.make_replica(config, self._samples_per_epoch(config), self.member)
-            if fresh:
-                assemble.load_initial_weights(config, replica.model)
-            return replica
+    def loader(self, unit: Unit) -> Loader:
+        """Return the loader of a unit; each partition has its own seed for the order of samples, frames and crops."""
+        run = self.configs[unit.model].run
+        seeded = replace(run, seed=hash64(f"{run.seed}:{unit.partition}") >> 1)
+        config = replace(self.configs[unit.model], run=seeded)
+        loader = assemble.make_loader(config, self._kept[unit.partition], self.member, train=True)
+        loader.clips.set_epoch(unit.epoch)
+        return loader
 
-        @contextlib.contextmanager
-        def batches(unit: Unit) -> Iterator[Iterable[Batch]]:
-            seed = partition_seed(config.run.seed, unit.partition)
-            seeded = replace(config, run=replace(config.run, seed=seed))
-            made = assemble.make_loader(seeded, self._kept[unit.partition], self.member, train=True)
-            with contextlib.closing(made) as loader:
-                loader.clips.set_epoch(unit.epoch)
-                yield loader
-
-        score = None if self.eval is None else functools.partial(self._score, config)
-        return SweepModel(config, build_replica, batches, score)
-
-    def _score(self, config: Config, replica: Replica) -> Score:
-        assert self._held_out is not None
-        with contextlib.closing(assemble.make_loader(config, self._held_out, self.member)) as loader:
-            return score_of(config, replica, loader, self.member.device)
+    def _score(self, config: Config, replica: Replica) -> Score | None:
+        if self._held_out is None:
+            return None
+        held_out = assemble.make_loader(config, self._held_out, self.member)
+        with contextlib.closing(held_out) as loader, replica.averaged():
+            return evaluate(config, replica.model, loader, self.member.device)
 
     def _samples_per_epoch(self, config: Config) -> int:
         size = config.data.global_batch_size
@@ -293,19 +259,12 @@ class Clips:
         return sum(samples - samples % size for samples in self.sizes)
 
 
-def partition_seed(seed: int, partition: int) -> int:
-    """Return a partition's seed for the order of samples, frames and crops, 0 to 2**63 - 1."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}:{partition}".encode(), digest_size=8).digest(), "little") >> 1
-
-
 def check_shared(configs: Sequence[Config]) -> None:
     """Raise UsageError unless the models of a sweep have the same settings of `_SHARED`."""
     if not configs:
         raise UsageError("sweep has no models", hint="return at least one Config from sweep()")
-    first, *others = (flatten(to_json(config)) for config in configs)
-    for other in others:
-        for name in sorted(first.keys() | other.keys()):
-            if name.startswith(_SHARED) and first.get(name) != other.get(name):
-                raise UsageError(
-                    f"models of a sweep must share {name}, but it is {first.get(name)!r} and {other.get(name)!r}"
-                )
+    settings = [flatten(to_json(config)) for config in configs]
+    for name in differing(settings):
+        if name.startswith(_SHARED):
+            values = dict.fromkeys(repr(one.get(name)) for one in settings)
+            raise UsageError(f"models of a sweep must share {name}, but it is {' and '.join(values)}")

@@ -38,18 +38,17 @@ from typing import Any, Final, get_args
 
 import torch
 from torch.distributed.distributed_c10d import Store
-from torch.distributed.rendezvous import rendezvous
 
-from fastvid.errors import UsageError, WorkerError
+from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.runtime.processes import World
-from fastvid.runtime.values import check_choice, json_text
-from fastvid.train.config.config import Config, flatten, to_json
+from fastvid.runtime.values import check_choice, duration, json_text
+from fastvid.train.config.config import Config, differing, flatten, to_json
 from fastvid.train.loop.strategy import Strategy
-from fastvid.train.ranks import Member, device_of, fresh_store
+from fastvid.train.ranks import Member, as_worker_error, device_of, meet
 from fastvid.train.records.checkpoint import decode
-from fastvid.train.records.records import METRICS_FILE, Recorder, clock, shown_number
-from fastvid.train.strategies.link import Address, as_worker_error, host_of_job, server_elsewhere
+from fastvid.train.records.records import METRICS_FILE, Recorder, shown_number
+from fastvid.train.strategies.link import Address, host_of_job, server_elsewhere
 from fastvid.train.strategies.relay.hub import Hub, SweepRecord
 from fastvid.train.strategies.relay.scheduler import ModelProgress, Order, Scheduler
 from fastvid.train.strategies.relay.stage import Clips, serve
@@ -125,7 +124,8 @@ class Relay(Strategy):
         store: Store | None = None
         hub = relay.hub
         if hub is None:
-            world, store = _rendezvous(timeout_s)
+            # No process group is created, so that a death breaks only the links of the dead process.
+            world, store = meet(timeout_s) if "RANK" in os.environ else (World(), None)
             if world.rank == 0:
                 _HubProcess(configs, relay, store, world.size).run()
                 return 0
@@ -147,7 +147,8 @@ def results(configs: Sequence[Config], scheduler: Scheduler, record: SweepRecord
     model that takes longest, or all visits spread evenly over the partitions. ``dataset_bytes``: bytes of the
     partitions that were loaded. ``token_bytes``, ``lost`` and ``timeline``: see `SweepRecord`.
     """
-    settings = differing([flatten(to_json(config)) for config in configs])
+    settings = [flatten(to_json(config)) for config in configs]
+    varied = differing(settings)
     spent = [sum(visit["seconds"] for visit in record.visits if visit["model"] == m) for m in range(len(configs))]
     ranked = sorted(scheduler.models, key=rank)
     return {
@@ -158,13 +159,13 @@ def results(configs: Sequence[Config], scheduler: Scheduler, record: SweepRecord
                 **{name: value for name, value in dataclasses.asdict(model).items() if name != "arrived"},
                 "seconds": spent[model.model],
                 "score": model.scores[-1] if model.scores else None,
-                "settings": settings[model.model],
+                "settings": {name: settings[model.model].get(name) for name in varied},
             }
             for model in ranked
         ],
         "seconds": seconds,
         "bound_seconds": max(max(spent), sum(spent) / scheduler.num_partitions),
-        "dataset_bytes": {"loaded": sum(entry["bytes_moved"] for entry in record.stages)},
+        "dataset_bytes": {"loaded": record.dataset_bytes},
         "token_bytes": record.token_bytes,
         "lost": record.lost,
         "timeline": record.visits,
@@ -175,13 +176,6 @@ def rank(model: ModelProgress) -> tuple[bool, int, float, int]:
     """Return the sort key of a model: failed models last, then by most epochs, then by highest last score."""
     score = model.scores[-1] if model.scores else -math.inf
     return model.status == "failed", -len(model.scores), math.inf if math.isnan(score) else -score, model.model
-
-
-def differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the entries of each mapping that are not the same in all mappings."""
-    keys = dict.fromkeys(key for setting in settings for key in setting)
-    varied = [key for key in keys if any(setting.get(key) != settings[0].get(key) for setting in settings)]
-    return [{key: setting.get(key) for key in varied} for setting in settings]
 
 
 def table(summary: Mapping[str, Any]) -> str:
@@ -196,7 +190,7 @@ def table(summary: Mapping[str, Any]) -> str:
             "-" if model["score"] is None else f"{model['score']:.2f}",
             str(len(model["scores"])),
             model["status"],
-            clock(model["seconds"]),
+            duration(model["seconds"]),
         ]
         for model in models
     ]
@@ -316,7 +310,7 @@ class _HubProcess:
             visit["partition"],
             visit["loss"],
             "" if score is None else f"  evaluated: {shown_number(metric, score[metric])}",
-            clock(left),
+            duration(left),
         )
 
 
@@ -326,21 +320,3 @@ def _kept(config: Config) -> Any:
     for name in ("out", "timeout_s", "resume", "log_every_steps"):
         tree["run"].pop(name)
     return tree
-
-
-def _rendezvous(timeout_s: float) -> tuple[World, Store | None]:
-    """Return rank and world size in this job, and a store that no other attempt of the job has used; None without
-    torchrun.
-
-    No process group is created, so that a death breaks only the links of the dead process.
-    """
-    if "RANK" not in os.environ:
-        return World(), None
-    try:
-        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-        return World(rank, size), fresh_store(store, World(rank, size), timeout_s)
-    except (RuntimeError, ValueError) as error:
-        raise WorkerError(
-            f"the stages did not connect within {timeout_s:g} s: {error}",
-            hint="check that all nodes are started and can reach the hub",
-        ) from error

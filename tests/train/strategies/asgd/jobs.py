@@ -11,11 +11,9 @@ from pathlib import Path
 
 import torch
 
-from fastvid.runtime.processes import World
-from fastvid.train.ranks import Member
+from tests.train import toy
 from tests.train.strategies import lab
 
-ALONE = Member(World(), torch.device("cpu"))
 LEASE_BATCHES = 4
 PERIOD = 3
 MIDDLE = 7  # the step of the server's job in which it waits for one that joins late
@@ -105,7 +103,7 @@ def job(folder, name, port, *names):
     place = {"port": int(port)} if name == "server" else {"server": f"127.0.0.1:{port}"}
     setup = wait_in_the_middle(folder, "late") if names == ("late",) else begin_together(folder, name, names)
     case = lab.Case({"lease_batches": PERIOD, **place}, sync="asgd", setup=setup, run={"checkpoint_every_s": 0.0})
-    torch.save(lab.run(case, folder / name, ALONE), folder / f"{name}.pt")
+    torch.save(lab.run(case, folder / name, toy.ALONE), folder / f"{name}.pt")
 
 
 if __name__ == "__main__":

@@ -11,25 +11,21 @@ import torch
 from torch.optim import SGD
 
 from fastvid.train.strategies.asgd.client import ParameterClient
+from fastvid.train.strategies.asgd.lease import Leases
 from fastvid.train.strategies.asgd.server import Server
 from fastvid.train.strategies.asgd.weights import Weights
 from fastvid.train.strategies.link import Link
 
 TOKEN = "0123456789abcdef"
 SGD_RULE = functools.partial(SGD, lr=0.0)
+PLAIN = {"lr_mult": 1.0, "weight_decay": 0.0}
 
 
 @contextlib.contextmanager
-def serving(
-    size,
-    *,
-    rule=SGD_RULE,
-    kind=Weights,
-    timeout_s=20.0,
-    **options,
-):
+def serving(size, *, rule=SGD_RULE, kind=Weights, timeout_s=20.0, leases=None, **options):
     """Yield a server of float64 weights. Clients must leave before the block ends."""
-    server = Server(kind(size, rule, dtype=torch.float64), token=TOKEN, timeout_s=timeout_s, **options)
+    weights = kind(size, rule, [{"size": size, **PLAIN}], dtype=torch.float64)
+    server = Server(weights, leases or Leases(1, 1, 1), token=TOKEN, timeout_s=timeout_s, **options)
     yield server
     server.close()
 

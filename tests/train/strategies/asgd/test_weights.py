@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam
 from fastvid.errors import ChecksumError
 from fastvid.train.strategies.asgd.weights import Snapshot, Vector, Weights
 from fastvid.train.strategies.average import statistics
-from tests.train.strategies.asgd.kit import client_of, serving, together
+from tests.train.strategies.asgd.kit import PLAIN, client_of, serving, together
 
 RATE = 0.5
 
@@ -67,14 +67,14 @@ class Unlocked(Weights):
     def step(self, gradient, rate, share=1.0):
         for part in self._values.chunk(50):
             part -= rate
-        self._version += 1
-        self._made = Snapshot(self._version, self._values)
+        self.version += 1
+        self._made = Snapshot(self.version, self._values)
         assert self._made.checksum
-        return self._version
+        return self.version
 
     @contextlib.contextmanager
     def reading(self):
-        yield self._made if self._version else Snapshot(0, self._values)
+        yield self._made if self.version else Snapshot(0, self._values)
 
 
 def readings(kind):
@@ -130,7 +130,7 @@ def test_tearing_is_detected_without_the_lock():
 def test_a_step_leaves_the_weights_to_their_readers():
     """Each version that is read stays what it was, whatever the optimizer; two buffers are enough for one reader."""
     rule = functools.partial(Adam, lr=0.0)
-    shard, alone = (Weights(6, rule, dtype=torch.float64) for _ in range(2))
+    shard, alone = (Weights(6, rule, [{"size": 6, **PLAIN}], dtype=torch.float64) for _ in range(2))
     for made in (shard, alone):
         made.initialize(torch.arange(6.0))
     places = set()
@@ -183,9 +183,11 @@ def test_a_model_and_its_vector_are_copies_of_each_other(device):
     net, vector = made(device)
     values = vector.collect(vector.buffer())
     assert torch.equal(values, in_order(net))
-    assert [(part.stop - part.start, part.lr_mult, part.averaged) for part in vector.sections] == [
-        (8 * 3 * 27 + 8 + 40, 2.0, False), (8 + 8 + 5, 1.0, False), (16, 1.0, True)
-    ]  # fmt: skip
+    assert [(group["size"], group["lr_mult"]) for group in vector.groups] == [
+        (8 * 3 * 27 + 8 + 40, 2.0),
+        (8 + 8 + 5, 1.0),
+    ]
+    assert vector.size == sum(group["size"] for group in vector.groups) + 16
     other = (torch.arange(vector.size) % 64).float()  # exact in bfloat16
     vector.spread(other, statistics=False)
     assert torch.equal(in_order(net)[:-16], other[:-16])

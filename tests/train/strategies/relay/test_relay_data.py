@@ -19,19 +19,14 @@ from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.train.strategies.relay.scheduler import Ownership, Scheduler, Unit
 from fastvid.train.strategies.relay.stage import Partition, deal_shards, local_copies, samples_by_shard
-from tests import datasets
 from tests.load.loaders import clip_loader
-
-SAMPLES = 12
+from tests.train import small
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parts")
-    clips = [datasets.make_clip(folder / f"{n}.mp4", frames=8 + n, size="48x48") for n in range(2)]
-    samples = [(f"clip{n:02d}", clips[n % 2], n % 2) for n in range(SAMPLES)]
-    columns = {"split": ["train"] * (SAMPLES - 2) + ["val"] * 2}
-    datasets.pack(folder / "shards", [samples[:5], samples[5:8], samples[8:]], columns=columns)
+    small.pack(folder, 10, 2, 5, 8, kinds=2)
     return folder
 
 
@@ -123,13 +118,7 @@ class Visit:
     end: float
 
 
-def simulate(
-    scheduler,
-    duration,
-    *,
-    score=lambda _: 0.0,
-    stages=None,
-):
+def simulate(scheduler, duration, *, score=lambda _: 0.0, stages=None):
     """Simulate a sweep."""
     kept = stages if stages is not None else [[partition] for partition in range(scheduler.num_partitions)]
     now, free, visits = 0.0, list(range(len(kept))), list[Visit]()
