@@ -218,7 +218,10 @@ def tiles() -> str:
     for one in record["shares"]:
         shares.setdefault(one["crop"], []).append(f"{one['decoded']:.0%} of {one['width']}x{one['height']}")
     text = "; ".join(f"{crop} {', '.join(sizes)}" for crop, sizes in shares.items())
-    return f"{table(heads, lines)}\n\n{paragraph(f'Decoded share of a picture: {text}.')}"
+    lost = {name: cost["on_originals_percent"] for name, cost in result("quality")["costs"].items() if name != "coarse"}
+    points = "; ".join(f"`{name}` {cost['mean']:.1f}±{cost['standard_error']:.1f}" for name, cost in lost.items())
+    text = f"Decoded share of a picture: {text}. Points of accuracy lost in training: {points}."
+    return f"{table(heads, lines)}\n\n{paragraph(text)}"
 
 
 def rivals() -> str:
