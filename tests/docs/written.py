@@ -266,7 +266,7 @@ def footage() -> str:
 
 def loaders() -> str:
     """Return whole loaders of uint8 batches beside ``ClipLoader``, by profile, and their goals."""
-    rows = result("load_uint8")["rows"]
+    rows = [row for path in sorted(RESULTS.glob("load_uint8_*.json")) for row in result(path.stem)["rows"]]
     profiles = {row["profile"]: {one["pipeline"]: one for one in row["page-cached"]} for row in rows}
     lines = []
     for name in [name for name in next(iter(profiles.values())) if not re.search("epochs|processes", name)]:
