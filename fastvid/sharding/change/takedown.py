@@ -349,10 +349,9 @@ class _Target:
         """Return whether a source is removed."""
         return digest in self.hashes or source_id in self.unhashed
 
-    def mask(self, storage: Storage, generation: Generation, table: pa.Table) -> BoolArray:
+    def mask(self, table: pa.Table, hashes: pa.ChunkedArray) -> BoolArray:
         """Return which rows of the annotations are removed; bool [N]."""
-        pairs = _pairs(table["source_id"], source_hashes(storage, generation))
-        return np.array([self.has(*pair) for pair in pairs], dtype=bool)
+        return np.array([self.has(*pair) for pair in _pairs(table["source_id"], hashes)], dtype=bool)
 
     def named(self, rows: Iterable[Row]) -> list[Row]:
         """Return the rows of the ledger that name a removed source."""
@@ -394,7 +393,7 @@ def take_down(storage: Storage, selection: SourceSelection, *, reason: str) -> T
         frozenset(selection.hashes).union(digest for _, digest in named if digest is not None),
         frozenset(name for name, digest in named if digest is None),
     )
-    mask = target.mask(storage, generation, table)
+    mask = target.mask(table, hashes)
     gone = table.select(["key", "source_id"]).append_column("sha256", hashes).filter(pa.array(mask))
     every = {*gone["source_id"].to_pylist(), *(row["source_id"] for row in target.named(rows))}
     _check_reason(reason, every, gone["key"].to_pylist())
@@ -405,7 +404,7 @@ def take_down(storage: Storage, selection: SourceSelection, *, reason: str) -> T
     faults.reach("blocked")
     hidden = hide_samples(
         storage,
-        lambda generation, table: pa.array(target.mask(storage, generation, table)),
+        lambda generation, table: pa.array(target.mask(table, source_hashes(storage, generation))),
         lambda number: f"take down {things(number, 'sample')}, receipt {receipt.number}",
     )
     faults.reach("hidden")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from fastvid.runtime.names import accepted, check_keywords, first_argument, impo
 from fastvid.train.config.config import OptimConfig
 
 
-class _Layerwise(Optimizer):
+class _Layerwise(Optimizer, ABC):
     """Base class of optimizers that update many parameters together."""
 
     @torch.no_grad()
@@ -36,8 +37,9 @@ class _Layerwise(Optimizer):
             for parameters, gradients in _alike(group["params"]):
                 self._update(group, parameters, gradients)
 
+    @abstractmethod
     def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        raise NotImplementedError
+        """Update parameters of one group, dtype and device."""
 
 
 class Lars(_Layerwise):
