@@ -16,6 +16,7 @@ from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.order.epoch import BlockShuffle
 from fastvid.load.order.mixture import Mixture
+from fastvid.load.workers import engine
 from fastvid.storage import RemoteOptions, open_storage, requests
 from tests.datasets import make_clip, pack
 from tests.load.loaders import clip_loader
@@ -52,9 +53,13 @@ def opened(source, options=PATIENT):
 
 
 def make(source, options=PATIENT, **arguments):
+    return over(opened(source, options), **arguments)
+
+
+def over(dataset, **arguments):
     standard = {"frames": Segments(4), "spatial": CenterCrop(64), "global_batch_size": 8, "num_threads": 2}
     standard |= {"dtype": torch.uint8, "decoder": "pyav"}
-    return clip_loader(opened(source, options), **standard | arguments)
+    return clip_loader(dataset, **standard | arguments)
 
 
 def clips(loader):
@@ -108,24 +113,27 @@ def test_a_busy_store_is_asked_again_only_for_what_it_refused(server, local, mon
     """One request in ten is refused, whatever their rate: no other clip waits for it, and no byte is read twice."""
     waits = []
     monkeypatch.setattr(requests, "pause", lambda seconds: waits.append(seconds) or True)
+    # How many clips a thread reads in one pass depends on the time. One epoch a loader: none is read for a next one.
+    monkeypatch.setattr(engine, "are_near", lambda *_: False)
 
     def traffic(share):
         draw = random.Random(1)
         server.faults = deque(503 if draw.random() < share else "none" for _ in range(10_000))
-        loader = make(server.url)
-        next(iter(loader))  # reads the sidecars
-        loader.set_epoch(1)
-        before = len(server.gets())
+        before, found, dataset = len(server.gets()), [], opened(server.url)
         waits.clear()
-        found = [row for _ in range(8) for row in clips(loader)]
+        for epoch in range(8):
+            loader = over(dataset)
+            loader.set_epoch(epoch)
+            found += clips(loader)
         seen = server.gets()[before:]
-        return found, len(seen), sum(one.body for one in seen), sum(one.status == 503 for one in seen), sum(waits)
+        refused = [one for one in seen if one.status == 503]
+        answered = Counter((one.name, one.range) for one in seen if one.status != 503)
+        return found, answered, len(refused), sum(waits)
 
-    whole, asked, size, _, _ = traffic(0)
-    found, asked_again, read, refused, waited = traffic(0.1)
+    whole, asked, _, _ = traffic(0)
+    found, asked_again, refused, waited = traffic(0.1)
     assert found == whole
-    assert asked_again - refused <= 1.05 * asked
-    assert read <= 1.05 * size
+    assert asked_again == asked
     assert waited <= 0.2 * refused
     assert refused > 10
 
