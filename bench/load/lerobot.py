@@ -137,8 +137,8 @@ def _datasets(args: argparse.Namespace, record: dict[str, Any]) -> tuple[Path, d
 
 def _lerobot(args: argparse.Namespace, command: str, root: Path, *words: str) -> dict[str, Any]:
     program = Path(__file__).with_name("lerobot_programs.py")
-    # An interpreter of its own: without this one's packages.
-    words = (args.lerobot, str(program), command, str(root.resolve()), *words)
+    # An interpreter of its own: without this one's packages, and without this folder, whose `lerobot` is another one.
+    words = (args.lerobot, "-P", str(program), command, str(root.resolve()), *words)
     return run_json(words, HF_HUB_OFFLINE="1", PYTHONPATH=None)
 
 

@@ -138,10 +138,10 @@ def served(name: str, python: str, folder: Path, program: Path) -> Iterator[Rank
     words, file = [name, str(folder / "samples")], folder / "output"
     with file.open("w") as output:
         how: dict[str, Any] = {"stderr": output, "env": environment, "text": True}
-        if subprocess.run([python, str(program), "make", *words], stdout=output, **how, check=False).returncode:
+        if subprocess.run([python, "-P", str(program), "make", *words], stdout=output, **how, check=False).returncode:
             raise JobError(f"{name}: its samples cannot be made: {file.read_text()[-1500:]}")
         how |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        with subprocess.Popen([python, str(program), "serve", *words], **how) as server:
+        with subprocess.Popen([python, "-P", str(program), "serve", *words], **how) as server:
             try:
                 ranks = Ranks(server)
                 if not ranks.version:
