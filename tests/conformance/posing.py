@@ -43,9 +43,9 @@ class Posing:
 
 
 def _host(clip, output):
-    """Return an output on the host, and views [T, C, h, w] of the one on the device."""
-    if isinstance(output, DeviceRgb):
-        return Rgb(np.empty(tuple(output.data.shape), np.uint8)), [output.data.transpose(0, 1)]
+    """Return an output on the host, and views [T, C, h, w] of the given one."""
+    if isinstance(output, Rgb | DeviceRgb):
+        return Rgb(np.empty(tuple(output.data.shape), np.uint8)), [torch.as_tensor(output.data).transpose(0, 1)]
     t, h, w = output.y.shape
     half = (t, h // 2, w // 2)
     host = Planes(np.empty((t, h, w), np.uint8), np.empty(half, np.uint8), np.empty(half, np.uint8))

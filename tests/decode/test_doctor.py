@@ -26,18 +26,6 @@ from tests.conformance.posing import SPOILED, posing
 from tests.sharding.shardtools import REPOSITORY, stub
 
 
-class OneFrameLate(PyAvDecoder):
-    """Returns the frame before the requested one, from the second clip frame on."""
-
-    outputs = frozenset({Rgb})
-
-    def decode(self, clips, outputs):
-        errors = super().decode(clips, outputs)
-        for output in outputs:
-            output.data[:, 1:] = output.data[:, :-1].copy()
-        return errors
-
-
 class Fails(PyAvDecoder):
     outputs = frozenset({Rgb})
 
@@ -52,29 +40,17 @@ class Breaks(PyAvDecoder):
         raise OSError("the driver is gone")
 
 
-class Brighter(PyAvDecoder):
-    """Treats limited range as full range."""
-
-    outputs = frozenset({Rgb})
-
-    def decode(self, clips, outputs):
-        errors = super().decode(clips, outputs)
-        for output in outputs:
-            output.data[...] = np.rint(output.data * (219 / 255) + 16)
-        return errors
-
-
 def made(name):
     return Backend(name, f"{__name__}:{name}", "cpu", frozenset(Codec), "nothing")
 
 
+LATE, BRIGHTER = posing(Rgb, "late"), posing(Rgb, "limited range as full range")
+
+
 def test_compare_detects_wrong_frames_and_failures(videos):
     clip = SampleClip("compact", videos.textured("compact").data)
-    names = ("OneFrameLate", "Fails", "Breaks")
-    rows = compare([clip], [backend("pyav"), *map(made, names)], seconds=0.01)
-    assert [(row.backend, row.frames) for row in rows] == [
-        ("pyav", True), ("OneFrameLate", False), ("Fails", None), ("Breaks", None),
-    ]  # fmt: skip
+    rows = compare([clip], [backend("pyav"), LATE, made("Fails"), made("Breaks")], seconds=0.01)
+    assert [row.frames for row in rows] == [True, False, None, None]
     assert (rows[0].mean, rows[0].most) == (0, 0)
     assert rows[0].rate > 0
     assert rows[1].problem.startswith("frame 9 ")
@@ -129,23 +105,23 @@ def test_doctor_reports_every_decoder(few, capsys):
 
 
 def test_doctor_fails_when_decoders_disagree(few, monkeypatch, capsys):
-    known = dict(doctor.backends()) | {"late": made("OneFrameLate")}
+    known = dict(doctor.backends()) | {"late": LATE}
     monkeypatch.setattr(doctor, "backends", lambda: known)
     assert main(["doctor"]) == 1
     assert "DIFFER" in capsys.readouterr().out
     assert main(["doctor", "--no-parity"]) == 1
     late = "requested frames [1, 6, 11, 16, 21, 26, 31, 36], decoded frames that look like [1, 1, 6,"
-    assert f"decode OneFrameLate: {late}" in capsys.readouterr().out
+    assert f"decode {LATE.name}: {late}" in capsys.readouterr().out
 
 
 def test_self_test_checks_frames_and_colours():
-    steps = list(self_test([backend("pyav"), *map(made, ("OneFrameLate", "Fails", "Breaks", "Brighter"))]))
+    steps = list(self_test([backend("pyav"), LATE, made("Fails"), made("Breaks"), BRIGHTER]))
     problems = {step.name: step.problem for step in steps}
     assert problems["shard"] is problems["plan"] is problems["decode pyav"] is None
-    assert "decoded frames that look like" in problems["decode OneFrameLate"]
+    assert "decoded frames that look like" in problems[f"decode {LATE.name}"]
     assert problems["decode Fails"] == "the engine is on fire"
     assert problems["decode Breaks"] == "OSError: the driver is gone"
-    assert "colours differ by" in problems["decode Brighter"]
+    assert "colours differ by" in problems[f"decode {BRIGHTER.name}"]
 
 
 def in_process(folder, site):
