@@ -25,8 +25,13 @@ TOOLS = (
     "aiohttp", "boto3", "hypothesis", "moto[server]", "psutil", "PyNvVideoCodec", "pytest", "pytest-timeout",
     "pytest-xdist", "torchcodec", "webdataset",
 )  # fmt: skip
+FIRST_STEPS = (
+    "tests/docs/test_snippets.py::test_all_blocks_of_a_page_run",
+    "tests/docs/test_snippets.py::test_the_readme_example_runs",
+    "tests/sharding/job/test_index.py",
+)
 VERSIONS = (
-    "tests/test_first_steps.py",
+    *FIRST_STEPS,
     "tests/format",
     "tests/media",
     "tests/decode",
@@ -36,7 +41,7 @@ VERSIONS = (
     "tests/train/run/test_run.py::test_separate_evaluation_equals_the_evaluation_of_the_run",
 )
 ENCODING = (
-    "tests/test_first_steps.py",
+    *FIRST_STEPS,
     "tests/media",
     "tests/decode/test_planned.py",
     "tests/videos/test_shown.py",

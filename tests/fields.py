@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tests.golden.films import _IDR, _INTRA_IN_P, _PCM, _PPS, _SLICE, _SPS, MB, _Bits
+from tests.golden.films import _IDR, _INTRA_IN_P, _PCM, _SLICE, _SPS, MB, _Bits, _picture_parameters
 
 _KEY_EVERY = 12
 
@@ -46,7 +46,7 @@ def _blocks(field: np.ndarray) -> Iterator[bytes]:
 
 
 def _parameters(height: int, width: int) -> tuple[bytes, bytes]:
-    sps, pps = _Bits(), _Bits()
+    sps = _Bits()
     for byte in (3 << 5 | _SPS, 77, 0, 30):
         sps.put(8, byte)
     sps.ue(0, 0, 0, 4, 2)  # set, 4 bits of frame number, 8 bits of display order, two references
@@ -59,11 +59,4 @@ def _parameters(height: int, width: int) -> tuple[bytes, bytes]:
     sps.put(32, 50)
     sps.put(1, 1)
     sps.put(4, 0)  # no HRD twice, no picture structure, no restrictions
-    pps.put(8, 3 << 5 | _PPS)
-    pps.ue(0, 0)
-    pps.put(2, 0)
-    pps.ue(0, 0, 0)
-    pps.put(3, 0)
-    pps.ue(0, 0, 0)
-    pps.put(3, 0b100)  # slices say how they deblock
-    return sps.end(), pps.end()
+    return sps.end(), _picture_parameters()

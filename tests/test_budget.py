@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-
 from tests import budget
-from tests.budget import BUDGET, REPOSITORY, TESTS, code_lines
+from tests.budget import BUDGET, REPOSITORY, TESTS
 
 MOST_LINES = 600
 MOST_FILES = 20
@@ -22,39 +20,6 @@ def test_no_room_is_larger_than_its_budget():
 
 def test_the_tests_are_not_larger_than_their_budget():
     assert budget.test_lines() <= TESTS, "set the limit by `python -m tests.budget --set`; the commit says what for"
-
-
-def test_code_lines_are_those_with_a_token():
-    text = '''"""A docstring
-
-of three lines."""
-
-# a comment
-import os  # counted
-
-TEXT = """two
-lines"""
-"""What an attribute is for."""
-
-
-def function(
-    argument,
-):
-    """A sentence."""
-    return [
-        argument,
-
-    ]
-'''
-    # The import, 2 of the text, 3 of the head, 3 of the return: the blank line in the brackets has no token.
-    assert code_lines(text) == 9
-
-
-def test_a_larger_room_is_detected(monkeypatch):
-    room = max(BUDGET, key=lambda name: BUDGET[name])
-    monkeypatch.setitem(BUDGET, room, budget.sizes()[room] - 1)
-    with pytest.raises(AssertionError, match=room):
-        test_no_room_is_larger_than_its_budget()
 
 
 def test_files_and_folders_stay_small():

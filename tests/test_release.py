@@ -28,7 +28,9 @@ import pytest
 
 from bench.common.harness import machine_facts, write_json
 from fastvid.sharding.job.job import run_job
+from fastvid.storage import LocalStorage
 from tests.datasets import make_clip
+from tests.storage.faulty import FaultyServer
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
@@ -316,36 +318,16 @@ def check_dali(one: Installed) -> None:
 
 
 def check_object_stores(one: Installed) -> None:
-    # Python's own server lacks range requests, which the client needs.
-    class Ranges(http.server.SimpleHTTPRequestHandler):
-        def do_GET(self) -> None:
-            data = Path(self.translate_path(self.path)).read_bytes()
-            asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-            first = int(asked[1]) if asked else 0
-            last = min(int(asked[2]) if asked and asked[2] else len(data), len(data) - 1)
-            self.send_response(206 if asked else 200)
-            if asked:
-                self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
-            self.send_header("Content-Length", str(last + 1 - first))
-            self.send_header("Last-Modified", "Sat, 21 Nov 2026 00:00:00 GMT")
-            self.end_headers()
-            self.wfile.write(data[first : last + 1])
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    handler = functools.partial(Ranges, directory=str(one.work))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}/shards"
+    local = LocalStorage(one.work / "shards")
+    with FaultyServer() as server:
+        server.files.update({name: local.read(name) for name in local.list()})
         same = f"""
 import fastvid
-here, there = fastvid.open("shards"), fastvid.open({address!r})
+here, there = fastvid.open("shards"), fastvid.open({server.url!r})
 key = here.key(0)
 print((here[key].frames([0, 5]).data == there[key].frames([0, 5]).data).all())
 """
         assert one.python(same) == "True"
-        server.shutdown()
 
 
 def check_nvdec(one: Installed) -> None:

@@ -51,13 +51,6 @@ def write_tracks(folder: Path) -> Path:
     return folder
 
 
-def shard_clicks(folder: Path) -> VideoDataset:
-    """Return a dataset of a video for each of `TRACKS`, and one without sound, key "mute"."""
-    sources = write_tracks(folder / "sources")
-    write_video(sources / "mute.mov", None, 0)
-    return shard(sources, folder / "clicks", "copy")
-
-
 def shard(sources: Path, out: Path, audio: str, max_seconds: float = 60.0) -> VideoDataset:
     """Return the dataset made of a folder of videos, in parts of at most `max_seconds`."""
     profile = PROFILES["compact"].changed(short_side=96)

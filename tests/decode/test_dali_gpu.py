@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,16 +13,11 @@ pytest.importorskip("nvidia.dali")
 
 from fastvid.decode import dali, engines
 from fastvid.decode.backends import backend
-from fastvid.decode.clips import read_clip, reader_of
-from fastvid.decode.request import Box, ClipRequest, DeviceRgb, Rgb
+from fastvid.decode.request import Box, DeviceRgb, Rgb
 from fastvid.errors import DecodeError
-from fastvid.format.mp4 import index_mp4
-from fastvid.format.packets import PacketTable
-from fastvid.format.schema import Codec, StreamFlag
-from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.format.schema import Codec
 from tests import fake_cuda
 from tests.conformance.outputs import arrays, decoded, empties, empty, numbers, read
-from tests.sharding.shardtools import encode, make
 
 
 class Twin:
@@ -145,14 +139,6 @@ def test_frame_that_dali_does_not_write_is_an_error(decoder, twins, videos):
     assert [numbers(decoder, clip, DeviceRgb, "cuda:1") for clip in clips] == [[0, 60], [1, 60], [2, 60]]
 
 
-def test_unwritten_frame_is_not_seen_without_the_mark(decoder, twins, videos, monkeypatch):
-    monkeypatch.setattr(dali, "_overwrite", lambda videos, mark: None)
-    clip = videos.painted("vp9").clip([7, 60])
-    assert decoder.decode([clip], [empty(clip, DeviceRgb, "cuda:1")]) == [None]
-    twins.made[0].dropped = (1,)
-    assert decoder.decode([clip], [empty(clip, DeviceRgb, "cuda:1")]) == [None]
-
-
 @pytest.mark.parametrize("level", [0x5A, 0xA5])
 def test_grey_frames_of_the_level_of_the_mark_are_delivered(decoder, twins, videos, level):
     clip = videos.painted("vp9").clip([7, 60])
@@ -164,13 +150,16 @@ def test_grey_frames_of_the_level_of_the_mark_are_delivered(decoder, twins, vide
 
 
 @pytest.mark.parametrize("resized", [False, True])
-def test_graph_of_a_gpu_is_defined(resized, monkeypatch):
-    asked = []
-    video = dali._fn.decoders.video
-    monkeypatch.setattr(dali._fn.decoders, "video", lambda *a, **kw: asked.append(kw) or video(*a, **kw))
+@pytest.mark.parametrize("kind", ["video", "image"])
+def test_graph_of_a_gpu_is_defined(resized, kind, monkeypatch):
+    asked, operator = [], getattr(dali._fn.decoders, kind)
+    monkeypatch.setattr(dali._fn.decoders, kind, lambda *a, **kw: asked.append(kw) or operator(*a, **kw))
     monkeypatch.setattr(dali._Pipeline, "build", lambda self: None)
-    pipeline = dali._pipeline(resized, 6, 5, 0)
-    assert (asked[0]["device"], asked[0]["affine"], asked[0]["pad_mode"]) == ("mixed", False, "none")
+    pipeline = dali._pipeline(resized, 6, 5, 0, pictures=kind == "image")
+    wanted = {"device": "mixed", "affine": False}
+    wanted |= {"pad_mode": "none"} if kind == "video" else {"adjust_orientation": False}
+    assert asked[0].items() >= wanted.items()
+    assert kind == "video" or asked == [wanted]
     assert (pipeline.max_batch_size, pipeline.num_threads, pipeline.device_id) == (6, 5, 0)
     assert pipeline.exec_dynamic
     assert not pipeline.set_affinity
@@ -222,21 +211,6 @@ def test_jpeg_pictures_are_decoded_one_by_one(decoder, twins, videos, monkeypatc
     assert {one.settings[1:] for one in twins.made} == {(5, 4, 1)}
 
 
-def test_jpeg_tiles_that_a_crop_shows_are_those_of_the_whole_pictures(decoder, twins, tmp_path):
-    pytest.importorskip("PIL.Image", reason="tiles are written by Pillow")
-    source = make(tmp_path / "a.mp4", size="192x96", frames=6)
-    data = encode(source, replace(PROFILES["tiles"], short_side=96, multiple=2))[0]
-    info, records = index_mp4(data, conforms=True)
-    request = ClipRequest(0, np.array([4, 1]), Box(36, 70, 40, 50), (40, 50))
-    cut, whole = (
-        read_clip(request, replace(info, flags=flags), PacketTable(records), reader_of(data))
-        for flags in (info.flags, StreamFlag.NONE)
-    )
-    assert (cut.info.height, cut.info.width) == (48, 64)
-    found = [arrays(decoded(decoder, clip, DeviceRgb, "cuda:1"))[0] for clip in (cut, whole)]
-    assert (found[0] == found[1]).all()
-
-
 def test_a_broken_jpeg_fails_alone_and_limited_range_is_refused(decoder, twins, videos):
     painted = videos.painted("mjpeg")
     clips = [painted.clip([number]) for number in (3, 4, 5)]
@@ -249,14 +223,3 @@ def test_a_broken_jpeg_fails_alone_and_limited_range_is_refused(decoder, twins, 
     clip = videos.painted("mjpeg-limited").clip([3])
     (error,) = decoder.decode([clip], [empty(clip, DeviceRgb, "cuda:1")])
     assert "nvJPEG takes all pictures as full range" in str(error)
-
-
-@pytest.mark.parametrize("resized", [False, True])
-def test_graph_of_jpeg_pictures_on_a_gpu_is_defined(resized, monkeypatch):
-    asked = []
-    image = dali._fn.decoders.image
-    monkeypatch.setattr(dali._fn.decoders, "image", lambda *a, **kw: asked.append(kw) or image(*a, **kw))
-    monkeypatch.setattr(dali._Pipeline, "build", lambda self: None)
-    pipeline = dali._pipeline(resized, 64, 5, 0, pictures=True)
-    assert asked == [{"device": "mixed", "affine": False, "adjust_orientation": False}]
-    assert (pipeline.max_batch_size, pipeline.num_threads, pipeline.device_id) == (64, 5, 0)

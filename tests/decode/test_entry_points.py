@@ -1,4 +1,4 @@
-"""A third-party package, installed as by pip, adds a decoder that a loader uses."""
+"""A third-party package, installed as by pip, adds a decoder, and one that cannot is named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from fastvid.cli.main import main
 from fastvid.decode import backends
-from fastvid.decode.backends import backend
+from fastvid.decode.backends import ENTRY_POINTS, backend
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.errors import MissingDependency
 
@@ -21,6 +21,7 @@ class Decoder(PyAvDecoder):
     """A third-party decoder."""
 
 BACKEND = Backend("theirs", "fastvid_theirs:Decoder", "cpu", frozenset(Codec), "fastvid-theirs")
+TWICE = Backend("pyav", "fastvid_theirs:Decoder", "cpu", frozenset(Codec), "fastvid-theirs")
 NONSENSE = "no back-end"
 
 def __getattr__(name):
@@ -57,15 +58,24 @@ def test_installed_package_adds_a_decoder(install, videos):
 
 
 @pytest.mark.parametrize(
-    ("value", "why"), [("NONSENSE", "it is a str, not a Backend"), ("ABSENT", "AttributeError"), ("BROKEN", "OSError")]
+    ("value", "why"),
+    [
+        ("NONSENSE", "it is a str, not a Backend"),
+        ("Decoder", "it is a class, not a Backend"),
+        ("TWICE", "decoder 'pyav' is registered twice"),
+        ("ABSENT", "AttributeError"),
+        ("BROKEN", "OSError"),
+    ],
 )
-def test_broken_package_is_named_and_does_not_affect_others(install, value, why, capsys):
+def test_broken_package_is_named_and_does_not_affect_others(install, value, why, capsys, monkeypatch):
     install(value)
-    assert backend("pyav").why_unavailable() is None
-    theirs = backend(f"fastvid_theirs:{value}")
-    assert why in theirs.why_unavailable()
-    with pytest.raises(MissingDependency, match=f"fastvid_theirs:{value}"):
-        theirs.open()
+    assert backend("pyav").load() is PyAvDecoder
+    theirs = f"fastvid_theirs:{value}"
+    assert why in backend(theirs).why_unavailable()
+    for name in (theirs, "theirs"):
+        with pytest.raises(MissingDependency, match=f"entry point '{theirs}' of group {ENTRY_POINTS}"):
+            backend(name).open()
+    monkeypatch.setattr("fastvid.sharding.verify.self_test.self_test", lambda decoders: [])
     assert main(["doctor", "--no-parity"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "fastvid_theirs" in line]
     assert "NO" in line

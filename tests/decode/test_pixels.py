@@ -83,11 +83,6 @@ def test_unknown_range_and_matrix_mean_limited_601():
     assert torch.equal(yuv_to_rgb(y, u, v, matrix=Matrix.UNKNOWN, sample_range=Range.UNKNOWN), expected)
 
 
-def test_rgb_matrix_is_rejected():
-    with pytest.raises(UsageError, match="RGB"):
-        yuv_to_rgb(*planes(), matrix=Matrix.RGB)
-
-
 def test_float32_matches_the_double_precision_reference():
     source = planes(frames=16, height=128, width=128)
     for matrix in COEFFICIENTS:

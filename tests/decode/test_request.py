@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fastvid.decode import backends
-from fastvid.decode.backends import ENTRY_POINTS, Backend, backend
+from fastvid.decode.backends import Backend, backend
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Box, ClipRequest, DevicePlanes, Planes, Rgb
 from fastvid.errors import MissingDependency, UsageError
@@ -127,50 +127,6 @@ def test_extra_counts_as_installed_when_one_of_its_distributions_is(failing, mon
 def test_backend_is_unavailable_when_its_check_raises_any_exception(failing):
     one = failing("raise RuntimeError('CUDA error: out of memory')", "absent-package", on_import=False)
     assert one.why_unavailable() == "check of decoder 'failing' failed: RuntimeError: CUDA error: out of memory"
-
-
-class Point:
-    """Register the entry point of a third-party package."""
-
-    name, value = "theirs", "package:thing"
-
-    def __init__(self, thing):
-        self.thing = thing
-
-    def load(self):
-        return self.thing
-
-
-@pytest.fixture
-def registered(monkeypatch):
-    def register(*things):
-        monkeypatch.setattr(metadata, "entry_points", lambda group: [Point(thing) for thing in things])
-        backends.backends.cache_clear()
-
-    yield register
-    backends.backends.cache_clear()
-
-
-def test_third_party_backend_registers_by_entry_point(registered):
-    registered(ABSENT)
-    assert backend("absent") is ABSENT
-    assert backend("pyav").load() is PyAvDecoder
-
-
-@pytest.mark.parametrize(
-    ("thing", "why"),
-    [
-        (PyAvDecoder, "it is a class, not a Backend"),
-        (replace(ABSENT, name="pyav"), "decoder 'pyav' is registered twice"),
-    ],
-)
-def test_invalid_registration_is_rejected_and_does_not_affect_others(registered, thing, why):
-    registered(thing)
-    assert backend("pyav").load() is PyAvDecoder
-    assert why in backend("package:thing").why_unavailable()
-    for name in ("package:thing", "theirs"):
-        with pytest.raises(MissingDependency, match=ENTRY_POINTS):
-            backend(name).open()
 
 
 class OnDevice:

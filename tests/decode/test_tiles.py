@@ -29,6 +29,8 @@ from fastvid.media.prove import frame_digest
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.tiles import interval
 from fastvid.sharding.job.job import choose_settings
+from tests.conformance import outputs
+from tests.conformance.outputs import pictures
 from tests.sharding.shardtools import encode, make, turn
 
 Image = pytest.importorskip("PIL.Image", reason="tiles are written by Pillow")
@@ -63,14 +65,7 @@ class Sample:
 
 
 def decoded(decoder, clip, kind=Planes):
-    request, count = clip.request, len(clip.request.frames)
-    if kind is Rgb:
-        output = Rgb(np.zeros((3, count, *request.size), np.uint8))
-    else:
-        output = Planes.packed(np.zeros(Planes.nbytes(count, request.box), np.uint8), count, request.box)
-    (error,) = decoder.decode([clip], [output])
-    assert error is None
-    return np.concatenate([plane.ravel() for plane in ([output.data] if kind is Rgb else output.arrays)])
+    return pictures(outputs.decoded(decoder, clip, kind))
 
 
 def requests(rng, info, count):
@@ -147,14 +142,6 @@ def test_a_cut_picture_is_a_jpeg_for_any_decoder(samples):
         picture.draft("YCbCr", None)
     levels = [np.asarray(picture)[..., 0] for picture in pictures]
     assert np.array_equal(levels[0][box.y : box.y + 60, box.x : box.x + 100], levels[1][64:124, 64:164])
-
-
-def test_a_crop_without_its_shift_differs(samples):
-    sample, request = samples[336, 256], ClipRequest(0, np.array([0]), Box(64, 64, 60, 100), (60, 100))
-    clip, whole = sample.read(request), decoded(PyAvDecoder(), sample.read(request, cuts=False))
-    assert np.array_equal(decoded(PyAvDecoder(), clip), whole)
-    unshifted = replace(clip, request=replace(clip.request, box=Box(0, 0, 60, 100)))
-    assert not np.array_equal(decoded(PyAvDecoder(), unshifted), whole)
 
 
 def test_bytes_between_packets_are_not_taken_for_markers(samples):

@@ -15,9 +15,11 @@ from fastvid.decode.request import Box, Planes, Rgb
 from fastvid.errors import FastvidError
 from fastvid.format.presentation import Coded
 from fastvid.load.workers.clip_worker import ClipWorker
+from tests.conformance.outputs import arrays, empty
 from tests.datasets import pack
 from tests.load.loaders import clip_loader
 from tests.makers import Video, arguments, ffmpeg
+from tests.skips import soak_but
 
 KINDS = [
     ("intra", (96, 160)),
@@ -26,6 +28,9 @@ KINDS = [
     ("compact", (96, 160)),
     ("h264-422", (96, 160)),
 ]
+
+# Which videos, how many clips of them, and which share of those is damaged.
+REQUESTS = [("some", 400, 0.0), ("some", 400, 0.1), ("some", 10_000, 0.05), ("real", 10_000, 0.05)]
 
 
 def draw(rng, some, *, damage):
@@ -58,16 +63,10 @@ def outputs(clips):
     """Return memory for clips: RGB where they are resized or flipped, else planes or RGB."""
     found = []
     for number, clip in enumerate(clips):
-        request, count = clip.request, len(clip.request.frames)
+        request = clip.request
         is_rgb = request.flip or request.size != (request.box.height, request.box.width) or number % 2
-        shape = (3, count, *request.size)
-        buffer = np.zeros(Planes.nbytes(count, request.box), np.uint8)
-        found.append(Rgb(np.zeros(shape, np.uint8)) if is_rgb else Planes.packed(buffer, count, request.box))
+        found.append(empty(clip, Rgb if is_rgb else Planes))
     return found
-
-
-def arrays(output):
-    return (output.data,) if isinstance(output, Rgb) else output.arrays
 
 
 def differences(some, seed, requests, *, damage):
@@ -109,28 +108,12 @@ def real(footage, tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("damage", [0.0, 0.1])
-@pytest.mark.parametrize("which", ["some", "real"])
-def test_one_pass_makes_the_same_pictures_and_errors(which, damage, request):
-    wrong, failed, passed = differences(request.getfixturevalue(which), 7, 400, damage=damage)
+@pytest.mark.parametrize(("which", "count", "damage"), soak_but(REQUESTS, *REQUESTS[:2]))
+def test_one_pass_makes_the_same_pictures_and_errors(which, count, damage, request):
+    wrong, failed, passed = differences(request.getfixturevalue(which), 7, count, damage=damage)
     assert not wrong
     assert bool(failed) == bool(damage)
-    assert passed > 40
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("which", ["some", "real"])
-def test_one_pass_makes_the_same_pictures_and_errors_of_10_000_requests(which, request):
-    wrong, _, passed = differences(request.getfixturevalue(which), 8, 10_000, damage=0.05)
-    assert not wrong
-    assert passed > 2000
-
-
-def test_without_its_checks_one_pass_would_hide_damage(some, monkeypatch):
-    inner = PyAvDecoder._decode_together
-    monkeypatch.setattr(PyAvDecoder, "_decode_together", lambda *args: inner(*args) or True)
-    assert differences(some, 7, 300, damage=0.1)[0]
+    assert passed > (40 if count == 400 else 2000)
 
 
 SEGMENTS = fastvid.Segments(3, jitter=False)

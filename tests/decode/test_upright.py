@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from fastvid.decode import pyav
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Box, ClipRequest, EncodedClip, Planes, Rgb
-from fastvid.format.bitstream import parameter_sets
 from fastvid.format.presentation import Coded
-from fastvid.format.schema import Codec, StreamFlag
+from tests.conformance import outputs
+from tests.conformance.outputs import arrays
 from tests.makers import opened
 
 FRAMES = np.array([3, 40, 3], np.int64)
@@ -25,14 +25,8 @@ def shown_size(coded):
     return coded.crop[3:1:-1] if coded.turn % 2 else coded.crop[2:]
 
 
-def decoded(clip, size, kind):
-    if kind is Rgb:
-        output = Rgb(np.zeros((3, len(clip.request.frames), *size), np.uint8))
-    else:
-        box = clip.request.box
-        output = Planes.packed(np.zeros(Planes.nbytes(len(clip.request.frames), box), np.uint8), len(FRAMES), box)
-    assert PyAvDecoder().decode([clip], [output]) == [None]
-    return [output.data] if kind is Rgb else list(output.arrays)
+def decoded(clip, kind):
+    return arrays(outputs.decoded(PyAvDecoder(), clip, kind))
 
 
 def upright(data, coded):
@@ -56,13 +50,13 @@ def test_turned_pictures_are_those_of_a_player(videos, orientation, top, left, f
     box = Box(y, x, 16, 12)
     size = data.draw(st.sampled_from([(16, 12), (32, 10)])) if kind is Rgb else (16, 12)
     clip = video.clip(FRAMES, box=box, size=size, flip=flip, info=info)
-    got = decoded(clip, size, kind)
+    got = decoded(clip, kind)
     cut = Box(*coded.cut((height, width), (y, x, 16, 12)))
     plain = video.clip(FRAMES, box=cut, size=size[::-1] if coded.turn % 2 else size)
-    for mine, theirs in zip(got, decoded(plain, plain.request.size, kind), strict=True):
+    for mine, theirs in zip(got, decoded(plain, kind), strict=True):
         expected = upright(theirs, coded)
         np.testing.assert_array_equal(mine, expected[..., ::-1] if flip and kind is Rgb else expected)
-    everything = decoded(video.clip(FRAMES), (whole.height, whole.width), Planes)[0][:, top:-4, left:-2]
+    everything = decoded(video.clip(FRAMES), Planes)[0][:, top:-4, left:-2]
     if kind is Planes:
         np.testing.assert_array_equal(got[0], upright(everything, coded)[:, y : y + 16, x : x + 12])
 
@@ -76,11 +70,11 @@ def test_pixels_that_are_not_square_are_stretched(videos, turn):
     height, width = (width, height) if turn % 2 else (height, width)
     info = replace(video.info, width=width, height=height, coded=coded)
     clip = video.clip(FRAMES, box=Box(0, 0, height, width), size=(height, width), info=info)
-    luma = decoded(clip, None, Planes)[0].astype(int)
-    plain = decoded(video.clip(FRAMES), None, Planes)[0]
+    luma = decoded(clip, Planes)[0].astype(int)
+    plain = decoded(video.clip(FRAMES), Planes)[0]
     wide = np.rot90(np.repeat(plain, 2, axis=2), -turn, (-2, -1)).astype(int)
     assert np.abs(luma - wide).mean() < 4  # of levels; turned the wrong way it is over 30
-    rgb = decoded(clip, (height, width), Rgb)[0]
+    rgb = decoded(clip, Rgb)[0]
     assert rgb.shape == (3, len(FRAMES), height, width)
 
 
@@ -94,48 +88,6 @@ def packed(info, packets, shows, frames):
     request = ClipRequest(0, np.asarray(frames, np.int64), Box(0, 0, *sides), sides)
     sizes = np.array([len(packet) for packet in packets])
     return EncodedClip(request, info, data, starts, sizes, np.asarray(shows, np.int64), keys)
-
-
-def with_sets(codec, extradata, packet):
-    """Return a packet that begins with the parameter sets of a configuration record."""
-    return b"".join(len(unit).to_bytes(4, "big") + unit for unit in parameter_sets(codec, extradata)) + packet
-
-
-@pytest.fixture(scope="module")
-def two_streams(tmp_path_factory):
-    """Return the packets and configuration of two encodings of one size that differ in a picture parameter set."""
-    from tests.sharding.shardtools import ffmpeg
-
-    found = []
-    for offset in (0, 10):
-        path = tmp_path_factory.mktemp("sets") / "a.mp4"
-        options = f"keyint=8:bframes=0:chroma-qp-offset={offset}:scenecut=0"
-        ffmpeg("-f", "lavfi", "-i", "testsrc2=size=96x64:rate=25", "-frames:v", "8", "-pix_fmt", "yuv420p",
-               "-c:v", "libx264", "-crf", "30", "-x264-params", options, str(path))  # fmt: skip
-        with opened(str(path)) as container:
-            stream = container.streams.video[0]
-            packets = [bytes(packet) for packet in container.demux(stream) if packet.size]
-            found.append((packets, bytes(stream.codec_context.extradata)))
-    assert found[0][1] != found[1][1]
-    return found
-
-
-@pytest.mark.parametrize("protected", [True, False])
-def test_a_decoder_does_not_remember_parameter_sets(two_streams, videos, monkeypatch, protected):
-    """A stream that changes its parameter sets on the way, then another of the same configuration."""
-    (packets, extradata), (changed, others) = two_streams
-    info = replace(videos.textured("intra").info, width=96, height=64, num_frames=8, fps=Fraction(25))
-    info = replace(info, codec=Codec.H264, extradata=extradata, flags=StreamFlag.NONE)
-    first = packed(info, [with_sets(Codec.H264, others, changed[0]), *changed[1:]], range(8), range(8))
-    second = packed(info, packets, range(8), range(8))
-    if not protected:
-        monkeypatch.setattr(pyav, "_is_changed", lambda info, clip: False)
-    decoder, outputs = PyAvDecoder(), []
-    for clip, by in ((second, PyAvDecoder()), (first, decoder), (second, decoder)):
-        output = Rgb(np.zeros((3, 8, 64, 96), np.uint8))
-        assert by.decode([clip], [output]) == [None]
-        outputs.append(output.data)
-    assert np.array_equal(outputs[0], outputs[2]) == protected
 
 
 def test_a_decoder_keeps_no_sequence_header_of_av1(tmp_path, videos, monkeypatch):

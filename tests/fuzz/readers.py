@@ -78,14 +78,12 @@ class LeRobot(Reader):
     places = ("meta/**/*", "data/**/*")
 
     def corpus(self, folder: Path) -> None:
-        """See `Reader`."""
         from tests.sharding.lerobot.tools import as_version_2, copied
 
         copied(folder / "v3")
         as_version_2(folder / "v2")
 
     def read(self, folder: Path) -> Any:
-        """See `Reader`."""
         found = lerobot.read_lerobot(f"lerobot:{folder}")
         sources = lerobot.episode_sources(found)
         lerobot.episode_shards(found, sources, 2)
@@ -125,7 +123,6 @@ class Annotations(Reader):
     """Annotation files of every format, and words of --columns."""
 
     def corpus(self, folder: Path) -> None:
-        """See `Reader`."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -141,7 +138,6 @@ class Annotations(Reader):
         )
 
     def read(self, folder: Path) -> Any:
-        """See `Reader`."""
         form, columns = folder.name, folder / "columns.txt"
         mapping = columns.read_bytes().decode("utf-8", "surrogateescape") if columns.exists() else ""
         name = next(path for path in folder.iterdir() if path != columns)
@@ -157,7 +153,6 @@ class Recipes(Reader):
     config: Any = None
 
     def corpus(self, folder: Path) -> None:
-        """See `Reader`."""
         (folder / "one").mkdir()
         config = recipes.load(recipes.names()[0])
         flat = recipes.flatten(recipes.to_json(config))
@@ -172,7 +167,6 @@ class Recipes(Reader):
         (folder / "one/changes.txt").write_text("\n".join([*lines, *more]))
 
     def read(self, folder: Path) -> Any:
-        """See `Reader`."""
         self.config = self.config or recipes.load(recipes.names()[0])
         lines = (folder / "changes.txt").read_bytes().decode("utf-8", "surrogateescape").split("\n")
         self.intact = self.intact or frozenset(lines)
@@ -215,18 +209,15 @@ class Generations(Reader):
     sealed = False
 
     def corpus(self, folder: Path) -> None:
-        """See `Reader`."""
         from tests.datasets import pack
 
         one, two, three = _videos(folder)
         pack(folder / "set", [[("a", one, 0), ("b", two, 1)], [("c", three, 1)]])
 
     def read(self, folder: Path) -> Any:
-        """See `Reader`."""
         return _content(fastvid.open(folder))
 
     def damage(self, name: str, data: bytes, draw: random.Random, others: list[bytes]) -> bytes:
-        """See `Reader`."""
         # What fits its checksums is believed; here it must not.
         made = damage.damaged(name, data, draw, others)
         return made if made != data else data + b"\0"
@@ -239,14 +230,12 @@ class Resealed(Generations):
     places = ("dataset.json", "generations/*.json")
 
     def read(self, folder: Path) -> Any:
-        """See `Reader`."""
         from fastvid.cli.main import main
 
         assert main(["inspect", str(folder)]) in (0, 1, 2, 3)
         return super().read(folder)
 
     def damage(self, name: str, data: bytes, draw: random.Random, others: list[bytes]) -> bytes:
-        """See `Reader`."""
         return damage.of_sealed(data, draw, others)
 
 
@@ -254,7 +243,6 @@ class Jobs(Reader):
     """Ledgers, lists of blocked sources, receipts, and lists of videos in place."""
 
     def corpus(self, folder: Path) -> None:
-        """See `Reader`."""
         from fastvid.sharding.change.takedown import SourceSelection, take_down
         from fastvid.sharding.job.ledger import block
 
@@ -266,7 +254,6 @@ class Jobs(Reader):
     places = ("ledger.parquet", "blocked.json", "receipts/*", "data-*.files", "data-*.pkt")
 
     def read(self, folder: Path) -> Any:
-        """See `Reader`."""
         storage = LocalStorage(folder)
         dataset = fastvid.open(folder)
         assert all(dataset[number].num_frames for number in range(len(dataset)))
@@ -277,7 +264,6 @@ class Tars(Reader):
     """Tars of others and our own, without their sidecars."""
 
     def corpus(self, folder: Path) -> None:
-        """See `Reader`."""
         import tarfile
 
         one, two, _ = _made(folder, "shard", "own", "--profile", "copy")
@@ -296,7 +282,6 @@ class Tars(Reader):
                 tar.addfile(info, io.BytesIO(data))
 
     def read(self, folder: Path) -> Any:
-        """See `Reader`."""
         (path,) = folder.glob("*.tar")
         if folder.name == "own" and are_own([str(path)]):
             shutil.rmtree(folder.parent.parent / "made", ignore_errors=True)
@@ -306,7 +291,6 @@ class Tars(Reader):
         return repr(samples), sample_keys({"data": samples})
 
     def damage(self, name: str, data: bytes, draw: random.Random, others: list[bytes]) -> bytes:
-        """See `Reader`."""
         # Most bytes are pictures: damage a header, or text.
         at = draw.choice([place for place in range(0, len(data), 512) if data[place + 257 : place + 262] == b"ustar"])
         part = damage.of_bytes(data[at : at + 1024], draw, others)
@@ -319,7 +303,6 @@ class Cache(Reader):
     checked = True
 
     def corpus(self, folder: Path) -> None:
-        """See `Reader`."""
         import pyarrow as pa
 
         (folder / "table").mkdir()
@@ -330,7 +313,6 @@ class Cache(Reader):
         self._remote(folder / "remote")
 
     def read(self, folder: Path) -> Any:
-        """See `Reader`."""
         if folder.name == "table":
             (folder / "rows.verified").unlink(missing_ok=True)
             return map_table(folder / "rows").to_pydict()
@@ -358,7 +340,6 @@ class Http(Reader):
     BODY = random.Random(2).randbytes(3000)
 
     def corpus(self, folder: Path) -> None:
-        """See `Reader`."""
         head = (
             'HTTP/1.1 {}\r\nContent-Length: {}\r\nETag: "abc"\r\nLast-Modified: Mon, 01 Jan 2024 00:00:00 GMT\r\n{}\r\n'
         )
@@ -372,7 +353,6 @@ class Http(Reader):
             (folder / name / "answer.txt").write_bytes(text.encode())
 
     def read(self, folder: Path) -> Any:
-        """See `Reader`."""
         answer = (folder / "answer.txt").read_bytes()
         body = {"head": b"", "whole": self.BODY, "part": self.BODY[500:1500]}[folder.name]
         options = RemoteOptions(stall_seconds=0.5, connect_seconds=0.5, patience_seconds=0.001, cache="")
@@ -425,7 +405,6 @@ class States(Reader):
     """States of loaders, checkpoints, and weights of models."""
 
     def corpus(self, folder: Path) -> None:
-        """See `Reader`."""
         for name in ("state", "checkpoint", "weights"):
             (folder / name).mkdir()
         (folder / "state/state.json").write_text(json.dumps(self._loader().state_dict()))
@@ -443,7 +422,6 @@ class States(Reader):
         return made
 
     def read(self, folder: Path) -> Any:
-        """See `Reader`."""
         if folder.name == "state":
             loader = self._loader()
             loader.load_state_dict(_json((folder / "state.json").read_bytes()))

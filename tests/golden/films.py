@@ -159,6 +159,10 @@ def _parameters(width, height):
     sps.put(5, 0)  # no chroma place, no timing, no HRD twice, no picture structure
     sps.put(2, 0b11)  # restrictions: vectors may leave the picture
     sps.ue(0, 0, 10, 10, 1, 2)  # one frame out of order, two kept
+    return sps.end(), _picture_parameters()
+
+
+def _picture_parameters():
     pps = _Bits()
     pps.put(8, 3 << 5 | _PPS)
     pps.ue(0, 0)
@@ -167,7 +171,7 @@ def _parameters(width, height):
     pps.put(3, 0)
     pps.ue(0, 0, 0)
     pps.put(3, 0b100)  # slices say how they deblock
-    return sps.end(), pps.end()
+    return pps.end()
 
 
 def _box(name, *parts):

@@ -16,20 +16,6 @@ from tests.models import upstream
 CLASSES, FRAMES, WIDTH = 5, 4, 8
 
 
-def logits_of(model: nn.Module, video: Tensor) -> Tensor:
-    with torch.no_grad():
-        return model.eval()(video)
-
-
-def averaged(features: Tensor, state: upstream.State, head: str) -> Tensor:
-    return torch.nn.functional.linear(features, state[f"{head}.weight"], state[f"{head}.bias"])
-
-
-def frames_of(video: Tensor) -> Tensor:
-    """Fold clips into frames, ordered by clip, then frame."""
-    return torch.stack([clip[:, t] for clip in video for t in range(video.shape[2])])
-
-
 def features_of(depth: int, width: int) -> int:
     return width * 8 * (4 if depth >= 50 else 1)
 
@@ -40,66 +26,30 @@ def assert_all_loaded(report, state: upstream.State) -> None:
     assert len(report.matched) == len(state)
 
 
-# --- key lists, as written down from the upstream sources -----------------------------------------------------------
+def check_logits(model: nn.Module, video: Tensor, features: Tensor, state: upstream.State, head: str) -> None:
+    """Compare logits with the mean over frames of the upstream features' last layer."""
+    scores = torch.nn.functional.linear(features, state[f"{head}.weight"], state[f"{head}.bias"])
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(video), scores.reshape(len(video), -1, CLASSES).mean(1))
 
 
-def test_upstream_helpers_produce_the_published_keys():
-    # From printed errors and logs: issues 10 and 77 of mit-han-lab/temporal-shift-module, mmaction-style logs.
-    mit = upstream.resnet_state(50, upstream.mit_key(upstream.shifted_blocks(50)), width=WIDTH)
-    assert {
-        "module.base_model.conv1.weight",
-        "module.base_model.bn1.running_mean",
-        "module.base_model.layer1.0.conv1.net.weight",
-        "module.base_model.layer1.0.bn3.running_var",
-        "module.base_model.layer1.0.downsample.0.weight",
-        "module.base_model.layer1.0.downsample.1.bias",
-        "module.base_model.layer2.3.conv1.net.weight",
-        "module.base_model.layer4.2.conv1.net.weight",
-    } < mit.keys()
-    assert sum(".net." in key for key in mit) == 16
-    deep = upstream.resnet_state(101, upstream.mit_key(upstream.shifted_blocks(101)), width=WIDTH)
-    assert {
-        "module.base_model.layer1.1.conv1.weight",
-        "module.base_model.layer3.21.conv1.weight",
-        "module.base_model.layer3.22.conv1.net.weight",
-        "module.base_model.layer4.1.conv1.weight",
-    } < deep.keys()
-    mmaction2 = upstream.resnet_state(50, upstream.mmaction2_key(set()), width=WIDTH)
-    assert {
-        "backbone.layer1.0.downsample.conv.weight",
-        "backbone.layer1.0.downsample.bn.running_var",
-        "backbone.layer1.0.conv1.conv.weight",
-        "backbone.layer1.0.conv1.bn.num_batches_tracked",
-        "backbone.layer1.1.conv3.bn.running_mean",
-    } < mmaction2.keys()
-
-
-# --- 2D nets --------------------------------------------------------------------------------------------------------
+# By origin: the net, what makes the key function from the names of the shifted blocks, and the last layer.
+FRAME_NETS = {
+    "torchvision": ("tsn", lambda shifted: upstream.torchvision_key, "fc"),
+    "mit": ("tsm", upstream.mit_key, "module.new_fc"),
+    "mmaction2": ("tsm", upstream.mmaction2_key, "cls_head.fc_cls"),
+}
 
 
 @pytest.mark.parametrize("depth", [18, 50, 101])
-def test_torchvision_resnet_checkpoint_loads(depth):
-    key = upstream.torchvision_key
-    state = upstream.resnet_state(depth, key, width=WIDTH)
-    state |= upstream.head_state("fc", features_of(depth, WIDTH), CLASSES)
-    model = build(f"tsn-r{depth}", CLASSES, FRAMES, width=WIDTH).double()
-    assert_all_loaded(load_weights(model, state), state)
-    video = torch.randn(2, 3, FRAMES, 32, 32, dtype=torch.float64)
-    features = upstream.resnet_features(state, depth, key, frames_of(video))
-    expected = averaged(features, state, "fc").reshape(2, FRAMES, -1).mean(1)
-    torch.testing.assert_close(logits_of(model, video), expected)
-
-
-@pytest.mark.parametrize("depth", [18, 50, 101])
-@pytest.mark.parametrize("origin", ["mit", "mmaction2"])
-def test_tsm_resnet_checkpoints_load(depth, origin):
-    make = {"mit": upstream.mit_key, "mmaction2": upstream.mmaction2_key}[origin]
-    head = {"mit": "module.new_fc", "mmaction2": "cls_head.fc_cls"}[origin]
-    shifted = upstream.shifted_blocks(depth)
+@pytest.mark.parametrize("origin", FRAME_NETS)
+def test_checkpoints_of_2d_nets_load(origin, depth):
+    net, make, head = FRAME_NETS[origin]
+    shifted = upstream.shifted_blocks(depth) if net == "tsm" else set()
     key = make(shifted)
     state = upstream.resnet_state(depth, key, width=WIDTH)
     state |= upstream.head_state(head, features_of(depth, WIDTH), CLASSES)
-    model = build(f"tsm-r{depth}", CLASSES, FRAMES, width=WIDTH).double()
+    model = build(f"{net}-r{depth}", CLASSES, FRAMES, width=WIDTH).double()
     report = load_weights(model, state)
     assert_all_loaded(report, state)
     assert report.origin == origin
@@ -108,14 +58,11 @@ def test_tsm_resnet_checkpoints_load(depth, origin):
         state,
         depth,
         key,
-        frames_of(video),
+        torch.stack([clip[:, t] for clip in video for t in range(FRAMES)]),
         before_conv1=lambda block, x: upstream.shift_by_loops(x, FRAMES) if block in shifted else x,
     )
-    expected = averaged(features, state, head).reshape(2, FRAMES, -1).mean(1)
-    torch.testing.assert_close(logits_of(model, video), expected)
+    check_logits(model, video, features, state, head)
 
-
-# --- 3D nets --------------------------------------------------------------------------------------------------------
 
 # configs/_base_/models/i3d_r50.py and slowonly_r50.py: inflate; stem kernel, strides of stem, pool1 and pool2.
 I3D_BLOCKS = {
@@ -137,16 +84,15 @@ def test_mmaction2_3d_checkpoints_load(name):
     def kernel_t(block: str, this_part: str) -> int:
         return stem if not block else 3 if block in inflated and this_part == part else 1
 
-    key = upstream.mmaction2_key(set())
+    key, head = upstream.mmaction2_key(set()), "cls_head.fc_cls"
     state = upstream.resnet_state(50, key, width=WIDTH, kernel_t=kernel_t)
-    state |= upstream.head_state("cls_head.fc_cls", features_of(50, WIDTH), CLASSES)
+    state |= upstream.head_state(head, features_of(50, WIDTH), CLASSES)
     model = build(name, CLASSES, 16, width=WIDTH).double()
     report = load_weights(model, state)
     assert_all_loaded(report, state)
     assert report.inflated == ()
     video = torch.randn(1, 3, 16, 32, 32, dtype=torch.float64)
-    features = upstream.resnet_features(state, 50, key, video, time_strides=strides)
-    torch.testing.assert_close(logits_of(model, video), averaged(features, state, "cls_head.fc_cls"))
+    check_logits(model, video, upstream.resnet_features(state, 50, key, video, time_strides=strides), state, head)
 
 
 def test_imagenet_weights_are_inflated_for_3d_nets():
@@ -161,9 +107,6 @@ def test_imagenet_weights_are_inflated_for_3d_nets():
     assert torch.equal(model.backbone.conv1.weight, torch.stack([stem / 5] * 5, dim=2))
     conv = state["layer4.1.conv1.weight"]
     assert torch.equal(model.backbone.layer4[1].conv1.weight, torch.stack([conv / 3] * 3, dim=2))
-
-
-# --- round trips and reports ----------------------------------------------------------------------------------------
 
 
 def test_own_checkpoints_load_with_and_without_wrapper_prefixes(tmp_path):

@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from fastvid.errors import UsageError
+from fastvid.models.i3d import I3D_3X1X1, i3d
+from fastvid.models.resnet import ResNet
+from fastvid.models.shift import insert_shift, temporal_shift
 from fastvid.models.zoo import build, model_cost, names, options
 
 
@@ -41,6 +44,10 @@ def test_options_are_listed_and_applied():
     assert model.backbone.layer1[0].conv1.shift_div == 4
 
 
+def given(name, *shape):
+    return build(name, 3, 8, width=8)(torch.ones(shape))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -49,9 +56,29 @@ def test_options_are_listed_and_applied():
         (lambda: build("tsm-r18", 2, 0), "num_frames must be at least 1, not 0"),
         (lambda: build("no_such_module:make", 2, 4), "no module 'no_such_module'"),
         (lambda: build("json:no_such", 2, 4), "module 'json' has no 'no_such'"),
+        (lambda: ResNet(51), "unknown ResNet depth 51.*\n.*18, 34, 50, 101"),
+        (lambda: ResNet(18, width=0), "width must be at least 1, not 0"),
+        (lambda: ResNet(18, num_classes=0), "num_classes must be at least 1, not 0"),
+        (lambda: given("tsm-r18", 1, 3, 16, 32, 32), r"clips of 8 frames, not 16[\s\S]*num_frames=16"),
+        (lambda: given("tsm-r18", 8, 3, 32, 32), r"a clip is \[B, C, T, H, W\], not \[8, 3, 32, 32\]"),
+        (lambda: build("i3d-r18", 2, 4), "a clip of 4 frames is too short: this net needs at least 8"),
+        (lambda: given("i3d-r18", 1, 3, 7, 32, 32), "a clip of 7 frames is too short"),
+        (lambda: given("i3d-r18", 8, 3, 32, 32), r"a clip is \[B, C, T, H, W\]"),
+        (
+            lambda: i3d(18, I3D_3X1X1, num_classes=2, num_frames=8),
+            "ResNet-18 has no 1x1 convolution to inflate to 3x1x1",
+        ),
+        (lambda: temporal_shift(torch.ones(7, 8, 1, 1), 4), "7 frames are not a multiple of num_segments=4"),
+        (lambda: temporal_shift(torch.ones(8, 8, 1, 1), 0), "multiple of num_segments=0"),
+        (lambda: temporal_shift(torch.ones(8, 8, 1, 1), 4, shift_div=1), "shift_div=1 is too small"),
+        (lambda: temporal_shift(torch.ones(8, 8, 1, 1), 4, direction="future"), "unknown shift direction 'future'"),
+        (lambda: insert_shift(ResNet(18, width=4), 4), "moves none of 4 channels"),
+        (lambda: build("two-stream-r18", 3, 2, fusion="product"), r"unknown fusion 'product'[\s\S]*scores, joint"),
+        (lambda: build("two-stream-r18", 3, 2, flow_weight=0.0), "flow_weight is 0.0"),
+        (lambda: build("two-stream-r18", 3, 2, flow_stack=0), "flow_stack must be at least 1"),
     ],
 )
-def test_unknown_models_and_options_raise_clear_errors(make, message):
+def test_wrong_models_options_and_clips_raise_clear_errors(make, message):
     with pytest.raises(UsageError, match=message):
         make()
 

@@ -52,10 +52,6 @@ def test_pipeline_equals_plain_micro_batches_on_cpus() -> None:
     check([CPU, CPU, CPU], 1e-12)
 
 
-def test_norm_layers_depend_on_the_number_of_micro_batches() -> None:
-    assert not torch.allclose(gradients(net(), PARTS)[0], gradients(net(), 1)[0], atol=1e-3)
-
-
 def test_blocks_are_placed_in_order_and_inputs_are_moved() -> None:
     model = net()
     meta = torch.device("meta")

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from fastvid.errors import UsageError
-from fastvid.models.i3d import I3D_3X1X1, I3D_3X3X3, SLOW_ONLY, i3d, inflate
+from fastvid.models.i3d import I3D_3X3X3, SLOW_ONLY, i3d, inflate
 from fastvid.models.resnet import ResNet
-from fastvid.models.shift import ShiftConv2d, insert_shift, temporal_shift
-from fastvid.models.tsn import FrameAverage, fold_frames, tsm, tsn
+from fastvid.models.shift import ShiftConv2d, temporal_shift
+from fastvid.models.tsn import FrameAverage, fold_frames
 from fastvid.models.zoo import build
 
 
@@ -41,19 +40,6 @@ def test_channels_last_gives_the_same_logits():
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ResNet(51), "unknown ResNet depth 51.*\n.*18, 34, 50, 101"),
-        (lambda: ResNet(18, width=0), "width must be at least 1, not 0"),
-        (lambda: ResNet(18, num_classes=0), "num_classes must be at least 1, not 0"),
-    ],
-)
-def test_invalid_resnet_options_raise_clear_errors(make, message):
-    with pytest.raises(UsageError, match=message):
-        make()
-
-
 def test_fold_frames_keeps_frames_of_a_clip_together():
     video = torch.arange(2 * 3 * 4).reshape(2, 3, 4, 1, 1)
     frames = fold_frames(video)
@@ -79,12 +65,8 @@ def test_tsn_averages_logits_over_frames():
     torch.testing.assert_close(out, video[:, 0].mean((1, 2, 3)).unsqueeze(1))
 
 
-def test_tsn_accepts_any_number_of_frames_and_tsm_only_its_own():
+def test_tsn_accepts_any_number_of_frames():
     assert build("tsn-r18", 3, 8, width=8)(torch.randn(1, 3, 25, 32, 32)).shape == (1, 3)
-    with pytest.raises(UsageError, match=r"built for clips of 8 frames, not 16[\s\S]*num_frames=16"):
-        build("tsm-r18", 3, 8, width=8)(torch.randn(1, 3, 16, 32, 32))
-    with pytest.raises(UsageError, match=r"a clip is \[B, C, T, H, W\], not \[8, 3, 32, 32\]"):
-        build("tsm-r18", 3, 8, width=8)(torch.randn(8, 3, 32, 32))
 
 
 @pytest.mark.parametrize("name", ["tsm-r18", "tsn-r50"])
@@ -123,17 +105,6 @@ def test_new_3d_kernels_are_not_constant_in_time():
     assert not torch.equal(kernel[:, :, 0], kernel[:, :, 1])
     fan_out = kernel.shape[0] * 5 * 7 * 7
     assert kernel.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.05)
-
-
-def test_invalid_clips_and_inflations_raise_clear_errors():
-    with pytest.raises(UsageError, match="a clip of 4 frames is too short: this net needs at least 8"):
-        build("i3d-r18", 2, 4)
-    with pytest.raises(UsageError, match="a clip of 7 frames is too short"):
-        build("i3d-r18", 2, 8, width=8)(torch.randn(1, 3, 7, 32, 32))
-    with pytest.raises(UsageError, match=r"a clip is \[B, C, T, H, W\]"):
-        build("i3d-r18", 2, 8, width=8)(torch.randn(8, 3, 32, 32))
-    with pytest.raises(UsageError, match="ResNet-18 has no 1x1 convolution to inflate to 3x1x1"):
-        i3d(18, I3D_3X1X1, num_classes=2, num_frames=8)
 
 
 SHAPES = st.tuples(
@@ -212,80 +183,3 @@ def test_shift_convolution_casts_like_a_convolution_under_autocast():
         out.float().square().sum().backward()
         grads.append([one.weight.grad, one.bias.grad])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
-
-
-# --- inside a residual block and a net ------------------------------------------------------------------------------
-
-
-def train_steps(net: nn.Module, x: Tensor, steps: int) -> list[Tensor]:
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = net(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return losses
-
-
-@pytest.mark.parametrize("depth", [18, 50])
-def test_in_place_net_trains_bit_equal(depth):
-    nets = []
-    for inplace in (False, True):
-        torch.manual_seed(0)
-        nets.append(tsm(depth, num_classes=3, num_frames=4, width=8, dropout=0.0, shift_inplace=inplace))
-    x = torch.randn(2, 3, 4, 32, 32)
-    losses = [train_steps(net, x, steps=2) for net in nets]
-    assert all(torch.equal(a, b) for a, b in zip(*losses, strict=True))
-    states = [net.state_dict() for net in nets]
-    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
-
-
-def kept_for_backward(net: nn.Module, x: Tensor) -> int:
-    """Bytes of distinct storages, other than weights, that autograd saves between forward and backward."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*net.parameters(), *net.buffers())}
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = net(x)
-    assert out.requires_grad
-    return sum(kept.values())
-
-
-def test_in_place_shift_saves_no_more_activations_than_no_shift():
-    x = torch.randn(2, 3, 4, 64, 64)
-    plain, lean, unshifted = (
-        kept_for_backward(net, x)
-        for net in (
-            tsm(50, num_classes=3, num_frames=4, width=16),
-            tsm(50, num_classes=3, num_frames=4, width=16, shift_inplace=True),
-            tsn(50, num_classes=3, num_frames=4, width=16),
-        )
-    )
-    assert lean == unshifted
-    assert plain > 1.15 * unshifted  # one more input per block
-
-
-# --- position of shifts ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: temporal_shift(torch.ones(7, 8, 1, 1), 4), "7 frames are not a multiple of num_segments=4"),
-        (lambda: temporal_shift(torch.ones(8, 8, 1, 1), 0), "multiple of num_segments=0"),
-        (lambda: temporal_shift(torch.ones(8, 8, 1, 1), 4, shift_div=1), "shift_div=1 is too small"),
-        (lambda: temporal_shift(torch.ones(8, 8, 1, 1), 4, direction="future"), "unknown shift direction 'future'"),
-        (lambda: insert_shift(ResNet(18, width=4), 4), "moves none of 4 channels"),
-    ],
-)
-def test_invalid_shifts_raise_clear_errors(call, message):
-    with pytest.raises(UsageError, match=message):
-        call()

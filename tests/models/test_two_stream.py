@@ -96,16 +96,3 @@ def test_both_streams_are_trained_together(fusion):
     without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
     assert not without
     assert model.streams == ("rgb", "flow")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"fusion": "product"}, "unknown fusion 'product'[\\s\\S]*scores, joint"),
-        ({"flow_weight": 0.0}, "flow_weight is 0.0"),
-        ({"flow_stack": 0}, "flow_stack must be at least 1"),
-    ],
-)
-def test_invalid_fusions_raise_clear_errors(options, message):
-    with pytest.raises(UsageError, match=message):
-        small(**options)

@@ -122,85 +122,50 @@ def structures() -> Iterator[Recipe]:
         "cavlc": f"{X264}:bframes=1:cabac=0",
         "weighted": f"{X264}:bframes=2:weightp=2:weightb=1:ref=4",
     }
-    for kind, encode in h264.items():
-        for suffix in ("mp4", "mkv", "ts"):
-            yield base(f"h264.{suffix}", kind=kind, encode=f"-pix_fmt yuv420p {encode}")
-    for kind, options in {
-        "opengop": ":bframes=3:open-gop=1",
-        "pyramid": ":bframes=4:b-pyramid=1:ref=4",
-        "nob": ":bframes=0",
-    }.items():
-        for suffix in ("mp4", "mkv", "ts"):
-            yield base(
-                f"hevc.{suffix}",
-                kind=kind,
-                encode=f"-pix_fmt yuv420p {X265}{options} -tag:v hvc1".removesuffix(
-                    "" if suffix == "mp4" else " -tag:v hvc1"
-                ),
-            )
+    hevc = {"opengop": ":bframes=3:open-gop=1", "pyramid": ":bframes=4:b-pyramid=1:ref=4", "nob": ":bframes=0"}
     for suffix in ("mp4", "mkv", "ts"):
-        yield base(
-            f"h264.{suffix}",
-            kind="opengop-cut",
-            encode=f"-pix_fmt yuv420p {h264['opengop']}",
-            more=(f"-ss 0.5 -i {{}} -c copy {suffix}",),
-            expected=LEADING if suffix == "ts" else {},
-        )
+        for kind, encode in h264.items():
+            yield base(f"h264.{suffix}", kind=kind, encode=f"-pix_fmt yuv420p {encode}")
+        tag = " -tag:v hvc1" if suffix == "mp4" else ""
+        for kind, options in hevc.items():
+            yield base(f"hevc.{suffix}", kind=kind, encode=f"-pix_fmt yuv420p {X265}{options}{tag}")
+        encode, cut = f"-pix_fmt yuv420p {h264['opengop']}", f"-ss 0.5 -i {{}} -c copy {suffix}"
+        expected = LEADING if suffix == "ts" else {}
+        yield base(f"h264.{suffix}", kind="opengop-cut", encode=encode, more=(cut,), expected=expected)
     for codec in ("h264", "hevc"):
         for suffix, start in (("mp4", "1.0"), ("mov", "1.3")):
             encode = CODECS[codec].replace("bframes=2", "bframes=3:open-gop=1")
             # The edit list of the cut hides pictures that cannot be decoded.
             cut = f"-ss {start} -i {{}} -c copy {'-tag:v hvc1 ' * (codec == 'hevc')}{suffix}"
             yield base(f"{codec}.{suffix}", kind="opengop-cut-late", encode=encode, frames=48, more=(cut,))
-    yield base(
-        "vp9.webm",
-        kind="altref",
-        encode="-pix_fmt yuv420p -c:v libvpx-vp9 -g 12 -b:v 0 -crf 20 -auto-alt-ref 1 -lag-in-frames 12 -cpu-used 8",
-    )
-    yield base(
-        "vp8.webm",
-        kind="altref",
-        encode="-pix_fmt yuv420p -c:v libvpx -g 12 -b:v 2M -auto-alt-ref 1 -lag-in-frames 12 -cpu-used 8",
-    )
-    yield base("av1.mkv", kind="layers", encode="-pix_fmt yuv420p -c:v libsvtav1 -preset 10 -g 12 -crf 20")
-    yield base("av1.mp4", kind="layers", encode="-pix_fmt yuv420p -c:v libsvtav1 -preset 10 -g 12 -crf 20")
+    for name, options in (("vp9", "libvpx-vp9 -g 12 -b:v 0 -crf 20"), ("vp8", "libvpx -g 12 -b:v 2M")):
+        encode = f"-pix_fmt yuv420p -c:v {options} -auto-alt-ref 1 -lag-in-frames 12 -cpu-used 8"
+        yield base(f"{name}.webm", kind="altref", encode=encode)
+    for suffix in ("mkv", "mp4"):
+        yield base(f"av1.{suffix}", kind="layers", encode="-pix_fmt yuv420p -c:v libsvtav1 -preset 10 -g 12 -crf 20")
     for name, tag in (("h264.mp4", " -tag:v avc3"), ("hevc.mp4", " -tag:v hev1"), ("h264.mkv", ""), ("hevc.mkv", "")):
         encode = CODECS[name[:4]].replace(" -tag:v hvc1", "") + tag
         yield base(name, kind="inband", encode=encode.replace("keyint=12", "repeat-headers=1:keyint=12", 1))
-    first = f"-pix_fmt yuv420p {X264}:bframes=0"
-    second = f"-pix_fmt yuv420p {X264}:bframes=0:chroma-qp-offset=8:cqm=jvt"
-    joined = tuple(range(FRAMES)) * 2
+    plain, joined = f"-pix_fmt yuv420p {X264}:bframes=0", tuple(range(FRAMES)) * 2
     for suffix in ("mp4", "mkv", "ts"):
         muxed = (f"-r 25 -i {{}} -c copy {suffix}",)
         expected = {"place": "no-index"} if suffix in SCATTERED else {}
-        one = base("h264.h264", kind=f"regular-{suffix}", encode=first, once=True, more=muxed, expected=expected)
+        one = base("h264.h264", kind=f"regular-{suffix}", encode=plain, once=True, more=muxed, expected=expected)
         yield replace(one, numbers=joined[:FRAMES])
+        second = f"{plain}:chroma-qp-offset=8:cqm=jvt"
         yield replace(one, name=f"h264-h264-joined-{suffix}", join=second, numbers=joined)
-    first, second = (
-        f"-pix_fmt yuv420p {X265}:bframes=0:{more}"
-        for more in ("cbqpoffs=0", "cbqpoffs=6:crqpoffs=-6:scaling-list=default")
-    )
-    for suffix in ("mp4", "mkv"):
-        yield base(
-            "hevc.hevc",
-            kind=f"joined-{suffix}",
-            encode=first,
-            once=True,
-            join=second,
-            numbers=joined,
-            more=(f"-r 25 -i {{}} -c copy {suffix}",),
-        )
+        if suffix != "ts":
+            plain_hevc = f"-pix_fmt yuv420p {X265}:bframes=0"
+            one = base("hevc.hevc", kind=f"joined-{suffix}", encode=f"{plain_hevc}:cbqpoffs=0", once=True, more=muxed)
+            second = f"{plain_hevc}:cbqpoffs=6:crqpoffs=-6:scaling-list=default"
+            yield replace(one, join=second, numbers=joined)
     disordered = {"place": "no-index or damaged", "all": "equal times-disordered"}
-    yield base(
-        "h264.h264", kind="untimed-mp4", more=("-r 25 -i {} -c copy mp4",), pictures="counted", expected=disordered
-    )
-    yield base(
-        "h264.mkv",
-        kind="equal-times",
-        more=("-i {} -c copy -bsf:v setts=pts=PTS-mod(N\\,2)*40 mkv",),
-        pictures="counted",
-        expected=disordered,
-    )
+    equal = ("-i {} -c copy -bsf:v setts=pts=PTS-mod(N\\,2)*40 mkv",)
+    for name, kind, more in (
+        ("h264.h264", "untimed-mp4", ("-r 25 -i {} -c copy mp4",)),
+        ("h264.mkv", "equal-times", equal),
+    ):
+        yield base(name, kind=kind, more=more, pictures="counted", expected=disordered)
 
 
 def shapes() -> Iterator[Recipe]:
@@ -227,42 +192,29 @@ def shapes() -> Iterator[Recipe]:
         for aspect in ("2/1", "8/9"):
             filter_ = f"setsar={aspect}"
             yield base(name, kind=f"sar{aspect.replace('/', '_')}", filters=filter_, aspect=aspect)
+    wide = {"filters": "setsar=2/1", "aspect": "2/1"}
     for turn in ("rot90", "rot270"):
-        yield base(
-            "h264.mp4",
-            kind=f"sar2_1-{turn}",
-            filters="setsar=2/1",
-            aspect="2/1",
-            edit=partial(make.matrix, turn),
-            turned=filters[turn],
-        )
+        edit = partial(make.matrix, turn)
+        yield base("h264.mp4", kind=f"sar2_1-{turn}", edit=edit, turned=filters[turn], **wide)
     margins = (8, 16, 8, 16)
     inner = (HEIGHT - 16, WIDTH - 32)
     aperture = partial(make.clap, inner[1], inner[0])
+
+    def turned_aperture(data: bytes) -> bytes:
+        return make.matrix("rot90", aperture(data))
+
     for name in TABLED:
         yield base(name, kind="clap", edit=aperture, crop=margins)
     displayed = partial(make.displayed, inner[1], inner[0])
     yield base("h264.mp4", kind="clap-displayed", edit=lambda data: displayed(aperture(data)), crop=margins)
     yield base("h264.mp4", kind="clap-aside", edit=partial(make.clap, WIDTH - 32, HEIGHT, right=16), crop=(0, 32, 0, 0))
-    yield base(
-        "h264.mp4",
-        kind="clap-rot90",
-        edit=lambda data: make.matrix("rot90", aperture(data)),
-        crop=margins,
-        turned=filters["rot90"],
-    )
-    yield base("h264.mp4", kind="clap-sar", filters="setsar=2/1", aspect="2/1", edit=aperture, crop=margins)
+    yield base("h264.mp4", kind="clap-rot90", edit=turned_aperture, crop=margins, turned=filters["rot90"])
+    yield base("h264.mp4", kind="clap-sar", edit=aperture, crop=margins, **wide)
     for name in ("h264.mkv", "hevc.mkv", "vp9.webm", "av1.mkv", "vp8.webm"):
         suffix = name.partition(".")[2]
-        piped = f"-write_crc32 0 -live 1 -f {'matroska' if suffix == 'mkv' else 'webm'}"
+        piped = f"-i {{}} -c copy -write_crc32 0 -live 1 -f {'matroska' if suffix == 'mkv' else 'webm'} {suffix}"
         for kind, cut in (("pixelcrop", margins), ("pixelcrop-aside", (16, 0, 0, 32))):
-            yield base(
-                name,
-                kind=kind,
-                more=(f"-i {{}} -c copy {piped} {suffix}",),
-                edit=partial(make.pixel_crop, cut),
-                crop=cut,
-            )
+            yield base(name, kind=kind, more=(piped,), edit=partial(make.pixel_crop, cut), crop=cut)
     odd = {"packets": "equal odd-size"}
     for name, size in {
         "vp9.webm": (89, 121),
@@ -274,9 +226,8 @@ def shapes() -> Iterator[Recipe]:
     }.items():
         yield base(name, kind="odd", size=size, expected=odd | ({"copy": "no-index"} if "vp8" in name else {}))
     for name in ("h264.mp4", "hevc.mp4", "h264.mkv"):
-        yield base(
-            name, kind="odd444", encode=CODECS[name[:4]].replace("yuv420p", "yuv444p"), size=(89, 121), expected=odd
-        )
+        encode = CODECS[name[:4]].replace("yuv420p", "yuv444p")
+        yield base(name, kind="odd444", encode=encode, size=(89, 121), expected=odd)
     for name in COMMON:
         yield base(name, kind="size-not-16", size=(106, 162))
         yield base(name, kind="tall", size=(192, 112))
@@ -289,25 +240,17 @@ def _paff() -> bytes:
 
 def fields() -> Iterator[Recipe]:
     """Interlaced pictures of every kind."""
-    deinterlaced = "bwdif=mode=send_frame:deint=interlaced"
+    shown = {"player": "bwdif=mode=send_frame:deint=interlaced", "expected": INTERLACED}
     for order in ("tff", "bff"):
         encode = f"-pix_fmt yuv420p {X264}:bframes=2:{order}=1 -flags +ildct+ilme"
         for suffix in ("mp4", "mkv", "ts"):
-            yield base(f"h264.{suffix}", kind=f"mbaff-{order}", encode=encode, player=deinterlaced, expected=INTERLACED)
+            yield base(f"h264.{suffix}", kind=f"mbaff-{order}", encode=encode, **shown)
     for suffix in ("mp4", "ts"):
-        fields = f"-r 25 -i {{}} -c copy {suffix}"
-        yield base(
-            "h264.h264", kind=f"paff-{suffix}", paint=_paff, more=(fields,), player=deinterlaced, expected=INTERLACED
-        )
+        more = (f"-r 25 -i {{}} -c copy {suffix}",)
+        yield base("h264.h264", kind=f"paff-{suffix}", paint=_paff, more=more, **shown)
     for suffix in ("ts", "mpg", "mxf"):
-        yield base(
-            f"mpeg2.{suffix}",
-            kind="interlaced",
-            encode=CODECS["mpeg2"] + " -flags +ildct+ilme",
-            filters="setfield=tff",
-            player=deinterlaced,
-            expected=INTERLACED,
-        )
+        encode = CODECS["mpeg2"] + " -flags +ildct+ilme"
+        yield base(f"mpeg2.{suffix}", kind="interlaced", encode=encode, filters="setfield=tff", **shown)
 
 
 def _tagged(name: str, kind: str, matrix: str, range_: str, transfer: str = "bt709", pixels: str = "yuv420p") -> Recipe:
@@ -364,17 +307,10 @@ def lengths() -> Iterator[Recipe]:
 
 def sounds() -> Iterator[Recipe]:
     """Sound of every kind."""
-    for name, encode in (
-        ("h264.mp4", "-c:a aac -b:a 96k"),
-        ("h264.mkv", "-c:a libopus"),
-        ("vp9.webm", "-c:a libopus"),
-        ("h264.ts", "-c:a aac"),
-        ("h264.mov", "-c:a pcm_s16le"),
-        ("mpeg4.avi", "-c:a libmp3lame"),
-        ("hevc.mp4", "-c:a aac"),
-        ("h264.frag.mp4", "-c:a aac"),
-    ):
-        yield base(name, kind="sound", sound=encode)
+    encoders = {"h264.mp4": "aac -b:a 96k", "h264.mkv": "libopus", "vp9.webm": "libopus", "h264.ts": "aac"}
+    encoders |= {"h264.mov": "pcm_s16le", "mpeg4.avi": "libmp3lame", "hevc.mp4": "aac", "h264.frag.mp4": "aac"}
+    for name, encode in encoders.items():
+        yield base(name, kind="sound", sound=f"-c:a {encode}")
     yield base("h264.mp4", kind="sound-cut", sound="-c:a aac", more=("-ss 0.5 -i {} -c copy mp4",))
     yield base("h264.mp4", kind="sound-late", sound="-c:a aac", output="-output_ts_offset 0.4")
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import fastvid
-from fastvid.decode import pyav
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.videos import video
 from tests import forks
@@ -77,15 +76,3 @@ def test_kept_decoders_read_what_fresh_ones_do(dataset, kind, count):
         with multiprocessing.get_context("spawn").Pool(2) as pool:
             found = pool.starmap(_differences, [(videos, expected, share) for share in shares])
     assert found == [0] * 4
-
-
-def test_the_reads_would_show_a_decoder_that_remembers(dataset, monkeypatch):
-    videos, expected = dataset
-    video._local.decoder = None
-    monkeypatch.setattr(pyav, "_is_changed", lambda info, clip: False)
-    try:
-        assert _differences(videos, expected, _drawn(expected, 300, 0)) > 0
-    except fastvid.FastvidError:
-        pass  # or a good frame does not decode
-    finally:
-        video._local.decoder = None

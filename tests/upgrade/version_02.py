@@ -1,45 +1,16 @@
-"""What version 0.2 wrote, and how its code makes loaders: all arguments are where 0.2 had them.
+"""How the code of version 0.2 makes loaders, with all arguments where 0.2 had them, and what it delivers.
 
-``PYTHONPATH=CHECKOUT_OF_0.2 python tests/upgrade/version_02.py tests/upgrade/version_02.tar.xz`` writes it anew, with
-the last commit of 0.2, 1ac67bd5.
+``version_02.tar.xz`` has what 0.2 (1ac67bd5) wrote, and in told.json what it delivered of that, by these functions.
 """
 
 import contextlib
 import io
-import json
-import os
-import shutil
-import subprocess
-import sys
-import tarfile
-import tempfile
 import zlib
-from pathlib import Path
 
 import torch
 
 import fastvid
 from fastvid.cli.main import main as fastvid_command
-
-RECIPE = """
-import torch
-from fastvid.train import CenterCrop, Config, DataConfig, ModelConfig, OptimConfig, RandomCrop, RunConfig, Segments
-
-def small(num_classes):
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.AdaptiveAvgPool3d(2), torch.nn.Flatten(), torch.nn.Linear(24, num_classes))
-
-def recipe():
-    return Config(
-        data=DataConfig(
-            path="encoded", split="train", eval_split="val", frames=Segments(2), eval_frames=Segments(2, jitter=False),
-            spatial=(RandomCrop(32),), eval_spatial=(CenterCrop(32),), global_batch_size=2, num_threads=1,
-        ),
-        model=ModelConfig(name="recipe:small"),
-        optim=OptimConfig(base_lr=0.02, base_batch_size=2, decay="constant"),
-        run=RunConfig(out="run", epochs=1, log_every_steps=1),
-    )
-"""
 
 
 def datasets(folder):
@@ -100,60 +71,3 @@ def run(*words):
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert fastvid_command([str(word) for word in words]) == 0, words
     return printed.getvalue()
-
-
-def _film(path, number, *options):
-    from fastvid.media.ffmpeg import find_ffmpeg
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    source = f"testsrc2=s=64x48:r=25:d={(8 + number) / 25},hue=h={number * 37}"
-    words = [find_ffmpeg().path, "-v", "error", "-f", "lavfi", "-i", source, "-c:v", "libx264", "-preset", "ultrafast"]
-    subprocess.run([*words, "-g", "8", "-pix_fmt", "yuv420p", *options, "-y", str(path)], check=True)
-
-
-def write(folder):
-    """Write datasets, states and a run, and what 0.2 makes of them."""
-    os.chdir(folder)
-    sys.path.insert(0, str(folder))  # for the model of the recipe
-    for number in range(8):
-        _film(Path("raw", "ab"[number % 2], f"{number}.mp4"), number)
-    _film(Path("videos/plain.mp4"), 5)
-    _film(Path("straight.mp4"), 6)
-    from fastvid.media.ffmpeg import find_ffmpeg
-
-    turn = ["-display_rotation:v:0", "90", "-i", "straight.mp4", "-c", "copy", "videos/turned.mp4"]
-    subprocess.run([find_ffmpeg().path, "-v", "error", *turn], check=True)
-    with tarfile.open("foreign.tar", "w") as tar:
-        for number, name in enumerate(("plain", "turned")):
-            tar.add(f"videos/{name}.mp4", f"{number:05d}.mp4")
-    run("shard", "raw", "--out", "encoded", "--short-side", "48")
-    table = "key,split,caption\n" + "".join(f"{'ab'[n % 2]}/{n},{'train' if n else 'val'},film {n}\n" for n in range(8))
-    Path("table.csv").write_text(table)
-    run("tag", "encoded", "paper")
-    run("relabel", "encoded", "--from", "table.csv")
-    run("index", "videos", "--out", "in place")
-    Path("tars").mkdir()
-    Path("foreign.tar").rename("tars/00000.tar")
-    run("index", "tars")
-    Path("recipe.py").write_text(RECIPE)
-    run("train", "recipe.py")
-    shutil.copytree("run", "longer")
-    run("train", "recipe.py", "run.out=longer", "run.epochs=2")
-    trained = [json.loads(line) for line in Path("longer/metrics.jsonl").read_text().splitlines()]
-    told = {"pictures": {name: pictures(dataset) for name, dataset in datasets(folder).items()}, "loaders": {}}
-    told["losses"] = [row["loss"] for row in trained if row["kind"] == "train"]
-    for name, loader in loaders(folder).items():
-        next(iter(loader))
-        state = json.loads(json.dumps(loader.state_dict()))
-        told["loaders"][name] = {"state": state, "clips": clips(loader)}
-    Path("told.json").write_text(json.dumps(told))
-
-
-if __name__ == "__main__":
-    assert fastvid.__version__ == "0.2.0"
-    archive = Path(sys.argv[1]).absolute()
-    with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder))
-        with tarfile.open(archive, "w:xz") as tar:
-            for name in ("encoded", "in place", "videos", "tars", "run", "recipe.py", "told.json"):
-                tar.add(name)
