@@ -47,6 +47,7 @@ ENCODING = (
     "tests/videos/test_shown.py",
     "tests/sharding/encode",
     "tests/sharding/in_place",
+    "tests/sharding/page",
     "tests/report/test_page_in_a_browser.py",
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,11 +14,16 @@ pytest.importorskip("nvidia.dali")
 
 from fastvid.decode import dali, engines
 from fastvid.decode.backends import backend
-from fastvid.decode.request import Box, DeviceRgb, Rgb
+from fastvid.decode.clips import read_clip, reader_of
+from fastvid.decode.request import Box, ClipRequest, DeviceRgb, Rgb
 from fastvid.errors import DecodeError
-from fastvid.format.schema import Codec
+from fastvid.format.mp4 import index_mp4
+from fastvid.format.packets import PacketTable
+from fastvid.format.schema import Codec, StreamFlag
+from fastvid.sharding.encode.profiles import PROFILES
 from tests import fake_cuda
 from tests.conformance.outputs import arrays, decoded, empties, empty, numbers, read
+from tests.sharding.shardtools import encode, make
 
 
 class Twin:
@@ -209,6 +215,21 @@ def test_jpeg_pictures_are_decoded_one_by_one(decoder, twins, videos, monkeypatc
         off = np.abs(arrays(output)[0].astype(int) - arrays(decoded(host, clip, Rgb))[0])
         assert off.mean() < backend("dali-gpu").bound
     assert {one.settings[1:] for one in twins.made} == {(5, 4, 1)}
+
+
+def test_jpeg_tiles_that_a_crop_shows_are_those_of_the_whole_pictures(decoder, twins, tmp_path):
+    pytest.importorskip("PIL.Image", reason="tiles are written by Pillow")
+    source = make(tmp_path / "a.mp4", size="192x96", frames=6)
+    data = encode(source, replace(PROFILES["tiles"], short_side=96, multiple=2))[0]
+    info, records = index_mp4(data, conforms=True)
+    request = ClipRequest(0, np.array([4, 1]), Box(36, 70, 40, 50), (40, 50))
+    cut, whole = (
+        read_clip(request, replace(info, flags=flags), PacketTable(records), reader_of(data))
+        for flags in (info.flags, StreamFlag.NONE)
+    )
+    assert (cut.info.height, cut.info.width) == (48, 64)
+    found = [arrays(decoded(decoder, clip, DeviceRgb, "cuda:1"))[0] for clip in (cut, whole)]
+    assert (found[0] == found[1]).all()
 
 
 def test_a_broken_jpeg_fails_alone_and_limited_range_is_refused(decoder, twins, videos):

@@ -1,12 +1,16 @@
-"""The traps of libavcodec and PyAV that the back-end avoids."""
+"""The traps of libavcodec and PyAV that the back-end avoids, each with a control that shows the harm without it."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from fastvid.decode import pyav
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Box, Planes, Rgb
 from fastvid.errors import DecodeError, UsageError
@@ -18,6 +22,23 @@ def decoder():
     decoder = PyAvDecoder()
     yield decoder
     decoder.close()
+
+
+class KeepsContexts(PyAvDecoder):
+    """Keeps a context after an error: drains and flushes it, which looks sufficient but is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = {}
+
+    def _open(self, info):
+        key = (info.codec, info.extradata, info.width, info.height)
+        if key in self.kept:
+            self.kept[key].decode(None)
+            self.kept[key].flush_buffers()
+        else:
+            self.kept[key] = super()._open(info)
+        return self.kept[key]
 
 
 def after_foreign_packets(decoder, videos) -> int:
@@ -39,11 +60,36 @@ def after_foreign_packets(decoder, videos) -> int:
 
 def test_context_is_discarded_after_an_error(decoder, videos):
     assert after_foreign_packets(decoder, videos) == 0
+    assert after_foreign_packets(KeepsContexts(), videos) > 0
+
+
+class SharesContexts(PyAvDecoder):
+    """Changes the extradata of one open context instead of keeping one context per extradata."""
+
+    context = None
+
+    def _open(self, info):
+        if self.context is None:
+            self.context = super()._open(info)
+        self.context.extradata = info.extradata
+        return self.context
 
 
 def test_streams_with_different_extradata_use_separate_contexts(decoder, videos):
     clips = [videos.painted("pyramid").clip([3, 40]), videos.painted("compact").clip([3, 40])] * 2
     assert [numbers(decoder, clip, Planes) for clip in clips] == [[3, 40]] * 4
+    sharing = SharesContexts()
+    errors = [sharing.decode([clip], [empty(clip, Planes)])[0] for clip in clips]
+    assert any(errors)
+
+
+class GuessesReorderDepth(PyAvDecoder):
+    """Opens contexts without strict=1."""
+
+    def _open(self, info):
+        context = super()._open(info)
+        context.options = {}
+        return context
 
 
 def test_no_picture_is_dropped_when_reorder_depth_is_not_signalled(decoder, videos):
@@ -53,6 +99,8 @@ def test_no_picture_is_dropped_when_reorder_depth_is_not_signalled(decoder, vide
     clips = [video.clip(np.sort(rng.integers(0, 70, 8)), info=info) for _ in range(20)]
     for clip in clips:
         assert numbers(decoder, clip, Planes) == clip.request.frames.tolist()
+    guessing = GuessesReorderDepth()
+    assert any(guessing.decode([clip], [empty(clip, Planes)])[0] for clip in clips)
 
 
 def test_wrong_key_flag_raises(decoder, videos):
@@ -66,10 +114,13 @@ def test_wrong_key_flag_raises(decoder, videos):
         assert isinstance(error, DecodeError)
 
 
-def test_rgb_converter_writes_all_columns_of_any_width(decoder, videos):
+@pytest.mark.parametrize("padded", [16, 2])
+def test_rgb_converter_writes_all_columns_of_any_width(decoder, videos, monkeypatch, padded):
+    monkeypatch.setattr(pyav, "_ROW", padded)
     video = videos.textured("intra")
     clip = video.clip([0], box=Box(0, 0, 96, 102))
-    assert np.abs(decoded(decoder, clip, Rgb).data.astype(int) - reference(video, clip)).max() <= 3
+    wrong = np.abs(decoded(decoder, clip, Rgb).data.astype(int) - reference(video, clip)).max() > 3
+    assert wrong == (padded == 2)
 
 
 def test_clip_without_padding_is_rejected(videos):
@@ -77,6 +128,43 @@ def test_clip_without_padding_is_rejected(videos):
     end = int(clip.starts[-1] + clip.sizes[-1])
     with pytest.raises(UsageError, match="padding"):
         replace(clip, data=clip.data[: end + 8])
+
+
+_GUARDED = """
+import ctypes, mmap, sys
+from pathlib import Path
+import numpy as np
+from dataclasses import replace
+from fastvid.decode import request
+from fastvid.decode.pyav import PyAvDecoder
+from tests.makers import Video
+
+spare = int(sys.argv[2])
+request.INPUT_PADDING = 0
+clip = Video(Path(sys.argv[1])).clip([0])
+used = int(clip.sizes[0]) + spare
+size = -(-used // 4096) * 4096
+memory = mmap.mmap(-1, size + 4096)
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + size), 4096, 0)
+start = size - used
+memory[start : start + int(clip.sizes[0])] = bytes(clip.data[: int(clip.sizes[0])])
+view = memoryview(memory)[:size]
+guarded = replace(clip, data=view, starts=np.array([start]))
+box = clip.request.box
+out = request.Planes.packed(np.empty(request.Planes.nbytes(1, box), np.uint8), 1, box)
+print(PyAvDecoder().decode([guarded], [out]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("spare", [64, 0])
+def test_decoder_reads_past_the_end_of_uncopied_packets(videos, spare):
+    path = videos.textured("intra").path
+    run = subprocess.run([sys.executable, "-c", _GUARDED, str(path), str(spare)], capture_output=True, text=True)
+    if spare:
+        assert run.stdout.strip() == "[None]", run.stderr
+    else:
+        assert run.returncode == -signal.SIGSEGV
 
 
 def test_number_of_contexts_is_bounded(videos):

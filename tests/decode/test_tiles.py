@@ -144,6 +144,14 @@ def test_a_cut_picture_is_a_jpeg_for_any_decoder(samples):
     assert np.array_equal(levels[0][box.y : box.y + 60, box.x : box.x + 100], levels[1][64:124, 64:164])
 
 
+def test_a_crop_without_its_shift_differs(samples):
+    sample, request = samples[336, 256], ClipRequest(0, np.array([0]), Box(64, 64, 60, 100), (60, 100))
+    clip, whole = sample.read(request), decoded(PyAvDecoder(), sample.read(request, cuts=False))
+    assert np.array_equal(decoded(PyAvDecoder(), clip), whole)
+    unshifted = replace(clip, request=replace(clip.request, box=Box(0, 0, 60, 100)))
+    assert not np.array_equal(decoded(PyAvDecoder(), unshifted), whole)
+
+
 def test_bytes_between_packets_are_not_taken_for_markers(samples):
     sample, request = samples[336, 256], ClipRequest(0, np.array([0, 2, 5]), Box(64, 64, 60, 100), (60, 100))
     apart, together = sample.read(request), sample.read(request, gap=10**6)

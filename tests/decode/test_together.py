@@ -30,7 +30,9 @@ KINDS = [
 ]
 
 # Which videos, how many clips of them, and which share of those is damaged.
-REQUESTS = [("some", 400, 0.0), ("some", 400, 0.1), ("some", 10_000, 0.05), ("real", 10_000, 0.05)]
+REQUESTS = [
+    ("some", 400, 0.0), ("some", 400, 0.1), ("real", 400, 0.1), ("some", 10_000, 0.05), ("real", 10_000, 0.05)
+]  # fmt: skip
 
 
 def draw(rng, some, *, damage):
@@ -108,12 +110,18 @@ def real(footage, tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize(("which", "count", "damage"), soak_but(REQUESTS, *REQUESTS[:2]))
+@pytest.mark.parametrize(("which", "count", "damage"), soak_but(REQUESTS, *REQUESTS[:3]))
 def test_one_pass_makes_the_same_pictures_and_errors(which, count, damage, request):
     wrong, failed, passed = differences(request.getfixturevalue(which), 7, count, damage=damage)
     assert not wrong
     assert bool(failed) == bool(damage)
     assert passed > (40 if count == 400 else 2000)
+
+
+def test_without_its_checks_one_pass_would_hide_damage(some, monkeypatch):
+    inner = PyAvDecoder._decode_together
+    monkeypatch.setattr(PyAvDecoder, "_decode_together", lambda *args: inner(*args) or True)
+    assert differences(some, 7, 300, damage=0.1)[0]
 
 
 SEGMENTS = fastvid.Segments(3, jitter=False)

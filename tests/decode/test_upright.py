@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from fastvid.decode import pyav
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Box, ClipRequest, EncodedClip, Planes, Rgb
+from fastvid.format.bitstream import parameter_sets
 from fastvid.format.presentation import Coded
+from fastvid.format.schema import Codec, StreamFlag
 from tests.conformance import outputs
 from tests.conformance.outputs import arrays
 from tests.makers import opened
@@ -88,6 +90,48 @@ def packed(info, packets, shows, frames):
     request = ClipRequest(0, np.asarray(frames, np.int64), Box(0, 0, *sides), sides)
     sizes = np.array([len(packet) for packet in packets])
     return EncodedClip(request, info, data, starts, sizes, np.asarray(shows, np.int64), keys)
+
+
+def with_sets(codec, extradata, packet):
+    """Return a packet that begins with the parameter sets of a configuration record."""
+    return b"".join(len(unit).to_bytes(4, "big") + unit for unit in parameter_sets(codec, extradata)) + packet
+
+
+@pytest.fixture(scope="module")
+def two_streams(tmp_path_factory):
+    """Return the packets and configuration of two encodings of one size that differ in a picture parameter set."""
+    from tests.sharding.shardtools import ffmpeg
+
+    found = []
+    for offset in (0, 10):
+        path = tmp_path_factory.mktemp("sets") / "a.mp4"
+        options = f"keyint=8:bframes=0:chroma-qp-offset={offset}:scenecut=0"
+        ffmpeg("-f", "lavfi", "-i", "testsrc2=size=96x64:rate=25", "-frames:v", "8", "-pix_fmt", "yuv420p",
+               "-c:v", "libx264", "-crf", "30", "-x264-params", options, str(path))  # fmt: skip
+        with opened(str(path)) as container:
+            stream = container.streams.video[0]
+            packets = [bytes(packet) for packet in container.demux(stream) if packet.size]
+            found.append((packets, bytes(stream.codec_context.extradata)))
+    assert found[0][1] != found[1][1]
+    return found
+
+
+@pytest.mark.parametrize("protected", [True, False])
+def test_a_decoder_does_not_remember_parameter_sets(two_streams, videos, monkeypatch, protected):
+    """A stream that changes its parameter sets on the way, then another of the same configuration."""
+    (packets, extradata), (changed, others) = two_streams
+    info = replace(videos.textured("intra").info, width=96, height=64, num_frames=8, fps=Fraction(25))
+    info = replace(info, codec=Codec.H264, extradata=extradata, flags=StreamFlag.NONE)
+    first = packed(info, [with_sets(Codec.H264, others, changed[0]), *changed[1:]], range(8), range(8))
+    second = packed(info, packets, range(8), range(8))
+    if not protected:
+        monkeypatch.setattr(pyav, "_is_changed", lambda info, clip: False)
+    decoder, outputs = PyAvDecoder(), []
+    for clip, by in ((second, PyAvDecoder()), (first, decoder), (second, decoder)):
+        output = Rgb(np.zeros((3, 8, 64, 96), np.uint8))
+        assert by.decode([clip], [output]) == [None]
+        outputs.append(output.data)
+    assert np.array_equal(outputs[0], outputs[2]) == protected
 
 
 def test_a_decoder_keeps_no_sequence_header_of_av1(tmp_path, videos, monkeypatch):
