@@ -253,7 +253,7 @@ def add_sources(
         changed.extend(others)
         if touched and not dry_run:
             ledger.edit_ledger(storage, lambda rows: [row | touched.get(row["source_id"], {}) for row in rows])
-        again = set() if settings.proof is not None else set(changed)
+        again = set[str]() if settings.proof is not None else set(changed)
         if retry_rejected:
             again.update(name for name, row in before.items() if row["reason"] is not None)
         found = _new_sources(storage, generation, every, before, again)

@@ -55,8 +55,9 @@ class PackedSample:
     @classmethod
     def of(cls, source: Source, sample: EncodedSample) -> PackedSample:
         """Return what is known of a sample of a source."""
-        told = {one.name: sample.meta.get(one.name) for one in fields(cls)}
-        return cls(**told | {"source_id": encode_name(source.id), "key": sample.key})  # type: ignore[arg-type]
+        told: dict[str, Any] = {one.name: sample.meta.get(one.name) for one in fields(cls)}
+        told["source_id"], told["key"] = encode_name(source.id), sample.key
+        return cls(**told)
 
 
 @dataclass(frozen=True, slots=True)
