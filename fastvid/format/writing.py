@@ -328,20 +328,6 @@ def write_shard(
     return digest
 
 
-def write_in_place(
-    storage: Storage, stem: str, samples: Sequence[IndexedSample], files: Sequence[ListedFile], streams: tuple[str, ...]
-) -> TarDigest:
-    """Write a shard of videos in place, the list of files and then its sidecars; return the digest of the list."""
-    listed = pack_files(files)
-    digest = TarDigest(len(listed), sha256(listed), len(samples))
-    pkt, rows = pack_index(samples, streams, digest.sha256, described=True)
-    storage.write(f"{stem}.files", listed)
-    faults.reach("sidecar")
-    storage.write(f"{stem}.parquet", facts_parquet(samples, rows))
-    storage.write(f"{stem}.pkt", pkt)
-    return digest
-
-
 def index_shard(
     storage: Storage,
     stem: str,
@@ -407,7 +393,13 @@ def listed_samples(shard: Shard) -> Iterator[ListedSample]:
 
 
 def write_listed(storage: Storage, stem: str, samples: Iterable[ListedSample], streams: tuple[str, ...]) -> TarDigest:
-    """Write a shard of videos in place, made of samples of other such shards, see `write_in_place`."""
+    """Write a shard of videos in place, the list of files and then its sidecars; return the digest of the list."""
     chosen = list(samples)
-    files = [file for sample in chosen for file in sample.files]
-    return write_in_place(storage, stem, [sample.indexed for sample in chosen], files, streams)
+    indexed, listed = [sample.indexed for sample in chosen], pack_files([file for one in chosen for file in one.files])
+    digest = TarDigest(len(listed), sha256(listed), len(chosen))
+    pkt, rows = pack_index(indexed, streams, digest.sha256, described=True)
+    storage.write(f"{stem}.files", listed)
+    faults.reach("sidecar")
+    storage.write(f"{stem}.parquet", facts_parquet(indexed, rows))
+    storage.write(f"{stem}.pkt", pkt)
+    return digest

@@ -22,7 +22,7 @@ from fastvid.format.in_place import ListedFile, Root, common_root, parse_root
 from fastvid.format.schema import FACT_FIELDS, IN_PLACE, IN_PLACE_SUFFIXES, later_stem
 from fastvid.format.shard import Shard
 from fastvid.format.tar import TarDigest, TarMember
-from fastvid.format.writing import IndexedSample, IndexedStream, write_in_place
+from fastvid.format.writing import IndexedSample, IndexedStream, ListedSample, write_listed
 from fastvid.media.describe import KEEP, TONE_MAP
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.index_video import Proof
@@ -31,8 +31,9 @@ from fastvid.runtime.processes import available_cores
 from fastvid.runtime.values import things
 from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.job.frozen import starting
-from fastvid.sharding.job.job import JobReport, check_amounts, index_settings, run, with_column
+from fastvid.sharding.job.job import JobReport, index_settings, run
 from fastvid.sharding.job.ledger import PackedSample, Part, Row
+from fastvid.sharding.job.members import with_column
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, list_identity, plan_shards
 from fastvid.sharding.job.run import How, Job, ShardWork, SourceWork, View
 from fastvid.sharding.sources.sources import Source, SourceList
@@ -92,29 +93,26 @@ class IndexFiles(SourceWork):
         """See `ShardWork`: the video stays where it is."""
         return super().row(source, outcome, stem) | ({"bytes_out": 0} if outcome.reason is None else {})
 
-    def made(self, views: Sequence[View]) -> Iterator[tuple[PackedSample, tuple[IndexedSample, list[ListedFile]]]]:
+    def made(self, views: Sequence[View]) -> Iterator[tuple[PackedSample, ListedSample]]:
         """See `SourceWork`."""
         streams, files = list[IndexedStream](), list[ListedFile]()
         for source, outcome in views:
-            info, records, facts = unpack_found(outcome.samples[0])
-            version = facts["version"]
+            info, records = unpack_found(outcome.samples[0])
+            version = outcome.samples[0].meta["version"]
             place = source.key, source.stream, source.path, version["size"], version["tag"], version["modified"]
             files.append(ListedFile(*place))
             member = TarMember(encode_name(source.path), source.key, "", 0, version["size"])
             streams.append(IndexedStream(source.stream, member, info, records))
-        (source, outcome), info = views[0], streams[0].info
-        told, name = outcome.samples[0].meta, encode_name(source.id)
-        clip = {key: told.get(key) for key in ("parent", "start_seconds", "end_seconds")}
+        source, outcome = views[0]
+        packed = PackedSample.of(source, outcome.samples[0])
+        clip = {key: getattr(packed, key) for key in ("parent", "start_seconds", "end_seconds")}
         meta = indexed_meta(source, outcome) | clip
-        packed = PackedSample(name, source.key, info.num_frames, str(info.fps), info.width, info.height, **clip)
-        yield packed, (IndexedSample(source.key, meta, tuple(streams)), files)
+        yield packed, ListedSample(IndexedSample(source.key, meta, tuple(streams)), tuple(files))
 
-    def pack(self, shard: int, samples: Iterator[tuple[IndexedSample, list[ListedFile]]]) -> TarDigest | None:
+    def pack(self, shard: int, samples: Iterator[ListedSample]) -> TarDigest | None:
         """See `SourceWork`."""
         made = list(samples)
-        files = [file for _, listed in made for file in listed]
-        indexed = [sample for sample, _ in made]
-        return write_in_place(self.storage, self.stems[shard], indexed, files, self.streams) if made else None
+        return write_listed(self.storage, self.stems[shard], made, self.streams) if made else None
 
 
 # Added to the revision in names of new shards, so that they differ from those of `fastvid compact`, which uses the
@@ -238,8 +236,7 @@ def _index(
     settings = index_settings(None, records[0].profile.get("proof", Proof.SAMPLE), hdr=KEEP)
     found = SourceList(tuple(source for sources in work for source in sources), (), {})
     files = IndexFiles(scratch, found, settings, samples_per_shard=1, shards=work)
-    how = How(workers=workers, command="index")
-    parts = Job(files, how).run(how.open_engine(settings))
+    parts = Job(files, How(workers=workers)).run()
     for row in (row for part in parts for row in part.rows):
         if row["status"] != "packed":
             raise FormatError(
@@ -290,7 +287,7 @@ def index_videos(
         how: ``engine``, ``ray_address``, ``workers``, ``part`` and ``reject_unreadable``, as for `fastvid.shard`.
     """
     chosen = How(**how, command="index")
-    check_amounts(workers=chosen.workers, samples_per_shard=samples_per_shard)
+    chosen.check(samples_per_shard)
     settings, storage = index_settings(limits, proof, hdr=hdr), open_storage(out)
     looking: dict[str, Any] = {"columns": columns, "class_names": class_names, "follow_links": follow_links}
 

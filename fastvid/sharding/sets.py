@@ -12,7 +12,6 @@ A merge links or copies shards, and unites classes by name.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections import Counter
@@ -31,12 +30,13 @@ from fastvid.format.generations import Generation, read_annotations, read_genera
 from fastvid.format.in_place import common_root
 from fastvid.format.schema import FOREIGN, IN_PLACE, LEROBOT, SIGNALS, check_key
 from fastvid.runtime.arrays import IntArray
-from fastvid.runtime.values import check_choice, things
+from fastvid.runtime.values import check_choice, sha256, things
 from fastvid.sharding.change.edit import relabel_samples
 from fastvid.sharding.change.repack import Made, Recipe, Renaming, arrange, folder_name, make_dataset, pieces_of
 from fastvid.sharding.encode.flow import Streams
-from fastvid.sharding.job.job import with_column
 from fastvid.sharding.job.ledger import Row, ledger_rows
+from fastvid.sharding.job.members import with_column
+from fastvid.sharding.job.plan import rank
 from fastvid.storage import Storage, open_storage
 
 
@@ -93,7 +93,11 @@ def divide(
     placed = placed or {}
     sides: dict[str, int] = {}
     total, counts = 0, [0] * len(shares)
-    for group in sorted(groups, key=lambda group: (group.stratum, group.name not in placed, _rank(group.name, seed))):
+
+    def order(group: Group) -> tuple[str, bool, bytes, str]:
+        return group.stratum, group.name not in placed, rank(group.name, seed, "groups"), group.name
+
+    for group in sorted(groups, key=order):
         total += group.size
         side = placed.get(group.name)
         if side is None:
@@ -101,11 +105,6 @@ def divide(
         counts[side] += group.size
         sides[group.name] = side
     return sides
-
-
-def _rank(name: str, seed: int) -> tuple[bytes, str]:
-    data = f"fastvid-groups-1:{seed}:{name}".encode("utf-8", "surrogateescape")
-    return hashlib.blake2b(data, digest_size=8).digest(), name
 
 
 _NAMES: Final = {2: ("train", "val"), 3: ("train", "val", "test")}
@@ -325,18 +324,16 @@ def make_subset(
     table = source.annotations.take(pa.array(rows))
     names = set(table["source_id"].to_pylist())
     ledger = ledger_rows(source.storage, source.generation)
+    note = f"subset of {source.dataset_id} generation {number}: {selection}"
     recipe = Recipe(
         identity={
             "subset": {"dataset": source.dataset_id, "generation": number},
-            "samples": {"number": len(rows), "sha256": hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()},
+            "samples": {"number": len(rows), "sha256": sha256(rows.astype("<i8").tobytes())},
         },
         shards=arrange(pieces_of(source.storage, source.generation, keep)),
         table=table,
         ledger={row["source_id"]: row for row in ledger if row["source_id"] in names or row["status"] == "removed"},
-        streams=source.streams,
-        classes=source.classes,
-        extras=source.generation.extras,
-        note=f"subset of {source.dataset_id} generation {number}: {selection}",
+        made=Generation(1, (), source.streams, source.classes, note=note, extras=source.generation.extras),
     )
     return make_dataset(os.fspath(out), recipe, "subset")
 
@@ -368,8 +365,7 @@ def _per_class(table: pa.Table, rows: IntArray, selection: Selection) -> IntArra
         raise UsageError(f"{selection.per_class} samples of each class", hint="use at least 1")
     by_label: dict[Any, list[tuple[bytes, int]]] = {}
     for row, key, label in zip(rows.tolist(), table["key"].to_pylist(), table["label"].to_pylist(), strict=True):
-        rank = hashlib.blake2b(f"fastvid-subset-1:{selection.seed}:{key}".encode(), digest_size=8).digest()
-        by_label.setdefault(label, []).append((rank, row))
+        by_label.setdefault(label, []).append((rank(key, selection.seed, "subset"), row))
     by_label.pop(None, None)  # leave out samples without a label
     return np.array(
         [row for found in by_label.values() for _, row in sorted(found)[: selection.per_class]], dtype=np.int64
@@ -436,6 +432,7 @@ def merge_datasets(
     for part in parts:
         part.take({name: number for number, name in enumerate(classes)})
     _check_names(parts)
+    note = "merge of " + ", ".join(f"{part.dataset_id} generation {part.generation.number}" for part in parts)
     recipe = Recipe(
         identity={
             "merge": [{"dataset": part.dataset_id, "generation": part.generation.number} for part in parts],
@@ -444,10 +441,7 @@ def merge_datasets(
         shards=arrange([piece for part in parts for piece in part.pieces]),
         table=_united(parts),
         ledger=_ledger(parts),
-        streams=generations[0].streams,
-        classes=classes,
-        extras=_extras(generations),
-        note="merge of " + ", ".join(f"{part.dataset_id} generation {part.generation.number}" for part in parts),
+        made=Generation(1, (), generations[0].streams, classes, note=note, extras=_extras(generations)),
     )
     return make_dataset(os.fspath(out), recipe, "merge")
 

@@ -36,31 +36,16 @@ from fastvid.sharding.encode.profiles import Profile, Settings
 from fastvid.sharding.in_place import IndexFiles
 from fastvid.sharding.job import ledger
 from fastvid.sharding.job.frozen import given_sources, start_work
-from fastvid.sharding.job.job import (
-    MAX_SECONDS,
-    EncodeShards,
-    JobReport,
-    annotations_of,
-    check_amounts,
-    hide_sources,
-    index_settings,
-    run,
-    shard_records,
-)
+from fastvid.sharding.job.job import MAX_SECONDS, EncodeShards, JobReport, index_settings, run
 from fastvid.sharding.job.ledger import Part, Row
 from fastvid.sharding.job.lock import Staging
+from fastvid.sharding.job.members import annotations_of, hide_sources
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, differences
 from fastvid.sharding.job.run import How, ShardWork
-from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, public_path
+from fastvid.sharding.sources.sources import MAX_SOURCE_KEY_BYTES, Source, SourceList, assign_keys, public_path
 from fastvid.sharding.sources.tars import gather_sources
 from fastvid.storage import Storage, open_storage
 from fastvid.storage.urls import copy_file, sha256_of
-
-
-def keep_ledger(storage: Storage, generation: Generation) -> None:
-    """Write a ledger of the annotations if the dataset has none."""
-    if not storage.exists(schema.LEDGER):
-        ledger.write_ledger(storage, ledger.ledger_rows(storage, generation), {})
 
 
 def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> tuple[int, pa.Table]:
@@ -108,7 +93,7 @@ def _copy_all(storage: Storage, work: ShardWork, parts: Sequence[Part], generati
     for part in parts:
         if part.digest is None:
             continue
-        (record,) = shard_records([replace(part, stem=schema.shard_stem(number))], work.profile)
+        (record,) = ledger.shard_records([replace(part, stem=schema.shard_stem(number))], work.profile)
         while storage.exists(record.data) and sha256_of(storage, record.data) != record.sha256:
             number += 1
             record = replace(record, name=schema.shard_stem(number))
@@ -176,14 +161,12 @@ def _extend_ledger(storage: Storage, work: ShardWork, parts: Sequence[Part], gen
 
     ledger.edit_ledger(storage, edit)
     faults.reach("merged")
-    return pa.Table.from_pylist(sorted(rows, key=lambda row: row["source_id"]), schema=schema.LEDGER_SCHEMA)
+    return ledger.rows_table(rows)
 
 
 _LOG = logging.getLogger(__name__)
 _FOLDER: Final = f"{schema.LEDGER_PARTS}/add"
 _MERGED: Final = "merged"  # field of the job's record that says that the dataset has all its shards and rows
-# Maximum size of a source's key: leaves space for the suffix "/0000" of a segment.
-_KEY_BYTES: Final = schema.MAX_KEY_BYTES - 5
 _HASH_DIGITS: Final = 8
 
 
@@ -240,7 +223,7 @@ def add_sources(
     ``allow_encoder_change`` and ``reject_unreadable``, as for `fastvid.shard`.
     """
     chosen = How(**how, command="add")
-    check_amounts(workers=chosen.workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
+    chosen.check(samples_per_shard, max_seconds=max_seconds)
     storage = open_storage(dataset)
     scratch = open_storage(f"{storage.url}/{_FOLDER}")
     staging = Staging(scratch)
@@ -259,7 +242,7 @@ def add_sources(
         if prefix is not None:
             every = replace(every, sources=assign_keys([source.below(prefix) for source in every.sources]))
         if not dry_run:
-            keep_ledger(storage, generation)
+            ledger.keep_ledger(storage, generation)
         before = {row["source_id"]: row for row in ledger.ledger_rows(storage, generation)}
         table = read_annotations(storage, generation)
         shown = set(table.filter(pc.invert(table["removed"]))["source_id"].to_pylist())
@@ -270,8 +253,10 @@ def add_sources(
         changed.extend(others)
         if touched and not dry_run:
             ledger.edit_ledger(storage, lambda rows: [row | touched.get(row["source_id"], {}) for row in rows])
-        again = () if settings.proof is not None else changed
-        found = _new_sources(storage, generation, every, before, again, retry_rejected=retry_rejected)
+        again = set[str]() if settings.proof is not None else set(changed)
+        if retry_rejected:
+            again.update(name for name, row in before.items() if row["reason"] is not None)
+        found = _new_sources(storage, generation, every, before, again)
         known = len(every.sources) - len(found.sources)
         return found
 
@@ -398,8 +383,7 @@ def _settings(limits: Limits, bounds: Mapping[str, Any], generation: Generation,
             hint="make a dataset of the new episodes, and join the two datasets with `fastvid merge`",
         )
     if shard.is_in_place:
-        settings = index_settings(limits, shard.profile.get("proof", Proof.SAMPLE), hdr=shard.profile.get("hdr"))
-        return replace(settings, **bounds)
+        return index_settings(limits, shard.profile.get("proof", Proof.SAMPLE), hdr=shard.profile.get("hdr"))
     try:
         profile = Profile(**shard.profile)
     except TypeError as error:
@@ -432,15 +416,9 @@ def _delete_shards(scratch: Storage) -> None:
 
 
 def _new_sources(
-    storage: Storage,
-    generation: Generation,
-    every: SourceList,
-    known: Mapping[str, Row],
-    changed: Collection[str],
-    *,
-    retry_rejected: bool,
+    storage: Storage, generation: Generation, every: SourceList, known: Mapping[str, Row], again: Collection[str]
 ) -> SourceList:
-    """Return the sources that the dataset does not know, or that changed, with unused keys and valid labels."""
+    """Return the sources that the dataset does not know, and known ones of `again`, with unused keys."""
     # An unsplit file may have another name this time, if another folder is given as the source.
     paths = {row["path"]: row for name, row in known.items() if "#" not in name}
     new = []
@@ -449,7 +427,7 @@ def _new_sources(
         row = known.get(name)
         if row is None and source.start is None and source.end is None:
             row = paths.get(encode_name(source.path))
-        if row is None or name in changed or (retry_rejected and row["reason"] is not None):
+        if row is None or row["source_id"] in again:
             new.append(source)
             continue
         places = (name, encode_name(public_path(source.path)))
@@ -481,14 +459,14 @@ def _free_keys(
     folders = {folder for key in taken for folder in _folders(key)}
 
     def free(key: str) -> bool:
-        return key not in taken and key not in folders and not any(folder in taken for folder in _folders(key))
+        return key not in taken and key not in folders and taken.isdisjoint(_folders(key))
 
     renamed = []
     for source in sources:
         key, digits = source.key, _HASH_DIGITS
         while not free(key):
             digest = hashlib.blake2b(encode_name(source.id).encode()).hexdigest()[:digits]
-            key = f"{source.key[: _KEY_BYTES - digits - 1].rstrip('/').replace('/', '_')}-{digest}"
+            key = f"{source.key[: MAX_SOURCE_KEY_BYTES - digits - 1].rstrip('/').replace('/', '_')}-{digest}"
             digits += 1
         renamed.append(replace(source, key=key))
     return tuple(renamed)

@@ -23,8 +23,8 @@ from fastvid.format.generations import Generation
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.runtime.names import VIDEO_SUFFIXES, encode_name, meant
 from fastvid.runtime.values import things
-from fastvid.sharding.job.job import hide_rows, with_column
 from fastvid.sharding.job.ledger import whole_name
+from fastvid.sharding.job.members import hide_rows, with_column
 from fastvid.sharding.sources import tables
 from fastvid.sharding.sources.annotations import AnnotationFile, parsing, read_table
 from fastvid.sharding.sources.tables import LABELS, AnnotationRow, Annotations, seconds_text

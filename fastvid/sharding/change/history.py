@@ -47,12 +47,9 @@ def list_generations(storage: Storage) -> list[dict[str, Any]]:
     generation shows and hides, None if an earlier fastvid wrote it.
     """
     head = read_head(storage)
-    names: dict[int, list[str]] = {}
-    for tag, number in sorted(head.tags.items()):
-        names.setdefault(number, []).append(tag)
     found = list(history(storage, head))
     found += _before(storage, found[-1].number)
-    return [_entry(generation, names.get(generation.number, ())) for generation in found]
+    return [_entry(one, [tag for tag in sorted(head.tags) if head.tags[tag] == one.number]) for one in found]
 
 
 def _before(storage: Storage, oldest: int) -> Iterator[Generation]:

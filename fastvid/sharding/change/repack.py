@@ -29,25 +29,17 @@ import pyarrow as pa
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.annotations import KeptSignals, join_signals
 from fastvid.format.dataset import open_shard
-from fastvid.format.generations import (
-    Generation,
-    ShardRecord,
-    commit_generation,
-    history,
-    read_annotations,
-    read_generation,
-    read_head,
-)
+from fastvid.format.generations import Generation, ShardRecord, commit_generation, history, read_annotations, read_head
 from fastvid.format.schema import FOREIGN, later_stem, shard_stem
 from fastvid.format.tar import TarDigest, read_members, to_json
 from fastvid.format.writing import ListedSample, listed_samples, write_listed, write_shard
 from fastvid.runtime import faults
 from fastvid.runtime.values import sha256, things
 from fastvid.sharding.change.history import sweep
-from fastvid.sharding.job.job import dataset_id, hide_sources, run
+from fastvid.sharding.job.job import dataset_id, run
 from fastvid.sharding.job.ledger import Part, Row, block, read_blocked, settle_rows, write_ledger
 from fastvid.sharding.job.lock import short_scratch
-from fastvid.sharding.job.members import annotate_members, dataset_record, is_current, with_record
+from fastvid.sharding.job.members import annotate_members, dataset_record, hide_sources, is_current, with_record
 from fastvid.sharding.job.run import How, ShardWork
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.work.tasks import Outcome
@@ -281,10 +273,7 @@ class Recipe:
     shards: Sequence[Sequence[Piece]]
     table: pa.Table
     ledger: Mapping[str, Row]  # its ledger rows by source, still with the names of the old shards
-    streams: tuple[str, ...]
-    classes: tuple[str, ...]
-    extras: Mapping[str, Any]
-    note: str
+    made: Generation  # its first generation, still without shards
 
     @property
     def sources(self) -> Iterable[Storage]:
@@ -342,15 +331,15 @@ class _Repack(ShardWork):
     """Makes the shards of a recipe from samples of other datasets; so there are no sources to process."""
 
     def __init__(self, storage: Storage, recipe: Recipe) -> None:
-        self.storage, self.found, self.identity = storage, SourceList((), recipe.classes, {}), recipe.identity
+        self.storage, self.found, self.identity = storage, SourceList((), recipe.made.classes, {}), recipe.identity
         self.shards: Sequence[Sequence[Source]] = [()] * len(recipe.shards)
         self.stems = [shard_stem(number) for number in range(len(recipe.shards))]
         self._recipe = recipe
         counts = (sum(piece.samples for piece in pieces) for pieces in recipe.shards)
         self._first = list(accumulate(counts, initial=0))
         # A larger number than in the linked tars: restoring from tars trusts the newest one.
-        newest = max(read_generation(source)[1].number for source in recipe.sources)
-        self._told = Generation(newest + 1, (), recipe.streams, recipe.classes, extras=recipe.extras)
+        newest = max(read_head(source).generation for source in recipe.sources)
+        self._told = replace(recipe.made, number=newest + 1)
 
     def open_engine(self, how: How, blocked: tuple[str, ...]) -> None:
         """See `ShardWork`."""
@@ -387,12 +376,12 @@ def make_dataset(out: str, recipe: Recipe, command: str) -> Made:
         rows, hidden = settle_rows(_ledger(recipe, stems), blocked)
         ledger = write_ledger(storage, rows, work.identity)
         faults.reach("ledger")
-        made = Generation(1, tuple(records), recipe.streams, recipe.classes, note=recipe.note, extras=recipe.extras)
-        commit_generation(storage, dataset_id(work.identity), made, hide_sources(recipe.table, hidden))
+        made, table = replace(recipe.made, shards=tuple(records)), hide_sources(recipe.table, hidden)
+        commit_generation(storage, dataset_id(work.identity), made, table)
         return ledger
 
     run(storage, How(command=command), lambda: _Repack(storage, recipe), commit)
-    return Made(storage.url, read_generation(storage)[1], sum(map(_is_taken_over, recipe.shards)))
+    return Made(storage.url, next(history(storage, read_head(storage))), sum(map(_is_taken_over, recipe.shards)))
 
 
 def _is_taken_over(pieces: Sequence[Piece]) -> bool:

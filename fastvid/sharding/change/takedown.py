@@ -42,7 +42,6 @@ from fastvid.runtime.arrays import BoolArray
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.near_names import near_names
 from fastvid.runtime.values import as_type, sha256, things
-from fastvid.sharding.change.add import keep_ledger
 from fastvid.sharding.change.edit import hide_samples, rows_of
 from fastvid.sharding.change.repack import pieces_of
 from fastvid.sharding.job import ledger
@@ -382,7 +381,7 @@ def take_down(storage: Storage, selection: SourceSelection, *, reason: str) -> T
         raise UsageError("nothing is selected", hint="name --source, --keys, --where or --sha256")
     dataset_id, generation = read_generation(storage)
     table, hashes = read_annotations(storage, generation), source_hashes(storage, generation)
-    keep_ledger(storage, generation)
+    ledger.keep_ledger(storage, generation)
     digests = {name: digest for name, digest in _pairs(table["source_id"], hashes) if digest is not None}
     rows = _hashed(ledger.read_ledger(storage)[0].to_pylist(), digests)
     chosen, sources = _selected(storage, table, hashes, selection, rows)

@@ -14,7 +14,6 @@ transient outcome, which means that the job retries it.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import queue
 import re
@@ -33,17 +32,7 @@ from typing import IO, Any, Final
 import fastvid
 from fastvid.errors import FormatError, UsageError, WorkerError
 from fastvid.media.reasons import Reason
-from fastvid.runtime.processes import (
-    HEADER_BYTES,
-    SAFE_PATH,
-    Inbox,
-    available_cores,
-    how_it_ended,
-    pack,
-    piece_size,
-    unpack,
-)
-from fastvid.runtime.values import check_choice
+from fastvid.runtime.processes import SAFE_PATH, Inbox, available_cores, how_it_ended, pack
 from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.work.tasks import Outcome, SourceTask, group_by_file
 
@@ -52,17 +41,6 @@ ENGINES: Final = {
     "ray": "fastvid.sharding.job.ray_engine:RayEngine",
 }
 """Import strings of the engines by name, so that an engine's dependencies are imported only when it is used."""
-
-
-def open_engine(name: str, settings: Settings, *, workers: int | None = None, address: str | None = None) -> Any:
-    """Create an engine by name: one as `LocalEngine`, or with `make_shards`, see `fastvid.sharding.job.run.Job.run`.
-
-    No process is started yet.
-    """
-    check_choice("unknown engine {}", name, ENGINES)
-    module, _, attribute = ENGINES[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)(settings, workers, address)
-
 
 _READ_BYTES: Final = 1 << 20
 _STDERR_TAIL_BYTES: Final = 4096
@@ -137,7 +115,7 @@ class Parent:
     """
 
     def __init__(self) -> None:
-        source, self._sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+        source, self._sink = os.dup(0), os.fdopen(os.dup(1), "wb")
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(null, 1)
@@ -159,11 +137,12 @@ def _summarize_stderr(text: str) -> str:
     return " ".join(text.split())[-_SUMMARY_CHARS:]
 
 
-def _read_messages(source: IO[bytes], messages: queue.SimpleQueue[dict[str, Any]]) -> None:
+def _read_messages(source: int, messages: queue.SimpleQueue[dict[str, Any]]) -> None:
+    inbox = Inbox()
     try:
-        while start := source.read(HEADER_BYTES):
-            body = source.read(piece_size(start) - HEADER_BYTES)
-            messages.put(unpack(start + body)[0])
+        while data := os.read(source, _READ_BYTES):
+            for header, _ in inbox.add(data):
+                messages.put(header)
     finally:
         # The job is gone, and no result is needed any more: kill this process and its children.
         os.killpg(0, signal.SIGKILL)

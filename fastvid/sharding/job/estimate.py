@@ -20,8 +20,7 @@ from fastvid.errors import UsageError
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.values import count, duration, size, things
-from fastvid.sharding.engines.local import LocalEngine
-from fastvid.sharding.job.job import MAX_SECONDS, EncodeShards, check_amounts, choose_settings
+from fastvid.sharding.job.job import MAX_SECONDS, EncodeShards, choose_settings
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, plan_shards
 from fastvid.sharding.job.run import How, Job
 from fastvid.sharding.sources.sources import Source, SourceList
@@ -163,7 +162,7 @@ def estimate_job(
         MissingDependency: If there is no ffmpeg.
         StorageError: If a disk or store does not deliver sources.
     """
-    check_amounts(workers=workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
+    How(workers=workers).check(samples_per_shard, max_seconds=max_seconds)
     if sampled < 1:
         raise UsageError(f"{sampled} videos in the sample", hint="use at least 1")
     settings = choose_settings(max_seconds=max_seconds, **encoding)
@@ -179,7 +178,7 @@ def estimate_job(
         storage, drawn = LocalStorage(folder), SourceList(tuple(sample), found.classes, {})
         work = EncodeShards(storage, drawn, settings, seed=seed, samples_per_shard=samples_per_shard)
         before = children_seconds()
-        parts = Job(work, How()).run(LocalEngine(settings, cores))
+        parts = Job(work, How(workers=cores)).run()
         spent = children_seconds() - before
     rows = {row["source_id"]: row for part in parts for row in part.rows}
     lengths: defaultdict[str, Fraction] = defaultdict(Fraction)
@@ -212,14 +211,8 @@ def make_estimate(
     `sizes`: bytes written for each sampled video.
     """
     scale = cpu_seconds / (sum(seconds) or 1.0)
-    return Estimate(
-        videos=videos,
-        sampled=len(sizes),
-        bytes=extrapolate(sizes, videos),
-        cpu_seconds=extrapolate([scale * one for one in seconds], videos),
-        cores=cores,
-        shards=shards,
-    )
+    spent = extrapolate([scale * one for one in seconds], videos)
+    return Estimate(videos, len(sizes), extrapolate(sizes, videos), spent, cores, shards)
 
 
 def _student(freedom: int) -> float:

@@ -24,15 +24,7 @@ from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.format import schema
 from fastvid.format.annotations import annotation_table, fact_columns, read_signals, signals_file
 from fastvid.format.dataset import change
-from fastvid.format.generations import (
-    Generation,
-    ShardRecord,
-    commit_generation,
-    history,
-    read_generation,
-    read_head,
-    upgrade_records,
-)
+from fastvid.format.generations import Generation, ShardRecord, commit_generation, history, read_head, upgrade_records
 from fastvid.format.selection import with_facts
 from fastvid.format.tar import TarDigest, TarMember, read_members
 from fastvid.format.writing import IndexedSample, IndexedStream, index_shard
@@ -43,8 +35,8 @@ from fastvid.runtime.names import encode_name
 from fastvid.runtime.processes import namespace
 from fastvid.runtime.values import sha256
 from fastvid.sharding.encode.profiles import Settings
-from fastvid.sharding.job.job import JobReport, dataset_id, index_settings, run, shard_records
-from fastvid.sharding.job.ledger import PackedSample, Part, Row, read_blocked
+from fastvid.sharding.job.job import JobReport, dataset_id, index_settings, run
+from fastvid.sharding.job.ledger import PackedSample, Part, Row, read_blocked, shard_records
 from fastvid.sharding.job.lock import Staging, lock_folder
 from fastvid.sharding.job.members import record_in, stored_row
 from fastvid.sharding.job.plan import digest
@@ -127,14 +119,13 @@ class IndexShards(SourceWork):
     def made(self, views: Sequence[View]) -> Iterator[tuple[PackedSample, IndexedSample]]:
         """See `SourceWork`."""
         ((source, outcome),) = views
-        info, records, _ = unpack_found(outcome.samples[0])
+        info, records = unpack_found(outcome.samples[0])
         member = self._inside[source.id][1]
         assert member is not None
         sample = IndexedSample(
             source.key, indexed_meta(source, outcome), (IndexedStream("rgb", member, info, records),)
         )
-        facts = (info.num_frames, str(info.fps), info.width, info.height)
-        yield PackedSample(encode_name(source.id), source.key, *facts), sample
+        yield PackedSample.of(source, outcome.samples[0]), sample
 
     def pack(self, shard: int, samples: Iterator[IndexedSample]) -> TarDigest | None:
         """Write the sidecars of a tar, unless it has no sample that could be indexed."""
@@ -193,7 +184,10 @@ def index_tars(
     """
     chosen, settings = How(**how, command="index"), index_settings(limits, Proof.ALL)
     paths = find_tars(sources)
-    folder = _on_disk(open_storage(out if out is not None else _common_folder(paths)))
+    folders = sorted({os.path.dirname(path) for path in paths})
+    if out is None and len(folders) > 1:
+        raise UsageError(f"the tars are in {len(folders)} folders", file=folders[0], hint="name a folder with --out")
+    folder = _on_disk(open_storage(folders[0] if out is None else out))
 
     def prepare() -> ShardWork:
         tars = _tars(folder, paths, linked=out is not None)
@@ -227,8 +221,8 @@ def rebuild(
     """
     storage = open_storage(url)
     head = read_head(storage, oldest=1)
-    is_old = head.major < schema.FORMAT_VERSION[0]
-    generations = list(history(storage, head)) if is_old else [read_generation(storage)[1]]
+    is_old, every = head.major < schema.FORMAT_VERSION[0], history(storage, head)
+    generations = list(every) if is_old else [next(every)]
     records = {
         record.name: record for generation in generations for record in generation.shards if not record.is_in_place
     }
@@ -249,12 +243,12 @@ def rebuild(
                 start += record.samples
         tars = {stem: str(storage.path(f"{stem}.tar")) for stem in foreign}
         # Keys must be unique among the samples of all tars, also of those that are not indexed now.
-        settings, how = index_settings(None, Proof.ALL), How(workers=workers, command="index")
-        work = IndexShards(storage, tars, settings, chosen={stem: wanted[stem] for stem in foreign if stem in chosen})
+        some = {stem: wanted[stem] for stem in foreign if stem in chosen}
+        work = IndexShards(storage, tars, index_settings(None, Proof.ALL), chosen=some)
         # Records are in a temporary folder, so an interrupted rebuild starts from the beginning. Blocked samples are
         # indexed too, because the annotations have rows for them; hidden samples stay hidden.
         with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
-            Job(work, how, records=LocalStorage(folder)).run(how.open_engine(settings))
+            Job(work, How(workers=workers), records=LocalStorage(folder)).run()
     if is_old:
         upgrade_records(storage, head)
     _add_facts(storage)
@@ -299,13 +293,6 @@ def _tars(storage: LocalStorage, paths: Sequence[str], *, linked: bool) -> dict[
     for stem in tars:
         _check_sidecar(storage, stem)
     return tars
-
-
-def _common_folder(paths: Sequence[str]) -> str:
-    folders = sorted({os.path.dirname(path) for path in paths})
-    if len(folders) > 1:
-        raise UsageError(f"the tars are in {len(folders)} folders", file=folders[0], hint="name a folder with --out")
-    return folders[0]
 
 
 def _check_sidecar(storage: Storage, stem: str) -> None:

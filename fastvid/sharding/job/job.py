@@ -10,32 +10,30 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from fastvid.errors import JobError, UsageError
-from fastvid.format.annotations import annotation_table
-from fastvid.format.generations import Generation, ShardRecord, commit_generation, read_generation
+from fastvid.format.generations import Generation, commit_generation, read_generation
 from fastvid.format.schema import DATASET_JSON, LEDGER
 from fastvid.format.tar import TarDigest
 from fastvid.format.writing import sample_members, write_shard
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.index_video import Proof
 from fastvid.media.reasons import Reason
-from fastvid.runtime.names import decode_name, encode_name
-from fastvid.runtime.values import check_choice, check_integers, check_seconds, count, size, things
+from fastvid.runtime.names import decode_name
+from fastvid.runtime.values import check_choice, count, size, things
 from fastvid.sharding.encode.flow import PICTURES, choose_streams
 from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
 from fastvid.sharding.job import ledger
 from fastvid.sharding.job.frozen import Changes, compare_sources, starting
 from fastvid.sharding.job.ledger import PackedSample, Part
 from fastvid.sharding.job.lock import lock_folder, scratch_folder
-from fastvid.sharding.job.members import annotate_members, annotation_row, dataset_record, with_record
+from fastvid.sharding.job.members import annotate_members, annotation_row, annotations_of, dataset_record, with_record
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart, differences, digest, job_identity, plan_shards
 from fastvid.sharding.job.run import How, Job, ShardWork, SourceWork, View
 from fastvid.sharding.sources.sources import Source, SourceList
@@ -98,7 +96,7 @@ def commit_job(work: ShardWork, parts: Sequence[Part], command: str) -> pa.Table
     rows += [ledger.problem_row(source, *source.problem) for source in found.sources if source.problem is not None]
     rows, hidden = ledger.settle_rows(rows, ledger.read_blocked(storage), drop_duplicates=work.drop_duplicates)
     table = ledger.write_ledger(storage, rows, identity)
-    shards = shard_records(parts, work.profile)
+    shards = ledger.shard_records(parts, work.profile)
     if not shards:
         reasons = Counter(table["reason"].to_pylist()).most_common()
         raise JobError(
@@ -139,7 +137,7 @@ def run(
             is_own = job.staging.job() == work.identity
             table = ledger.read_ledger(storage)[0] if is_own else finished_ledger(storage, work.identity, work.found)
         else:
-            parts = job.run(work.open_engine(how, blocked), lease)
+            parts = job.run(lease, blocked)
             if how.mine is not None:
                 rows = ledger.rows_table(row for part in parts for row in part.rows)
                 return JobReport(storage.url, rows, work.found.ignored, how.mine)
@@ -160,48 +158,6 @@ def tell_sources(work: ShardWork) -> None:
     number = things(len(found.sources) // cameras, "video" if cameras == 1 else "episode")
     of = f" of {cameras} cameras" if cameras > 1 else f" in {count(len(found.classes))} classes" * bool(found.classes)
     _LOG.info("%s%s, %s", number, of, size(sum(source.size for source in found.sources)))
-
-
-def hide_sources(annotations: pa.Table, sources: Collection[str]) -> pa.Table:
-    """Return annotations in which all samples of some sources, given by their ids, are marked as removed."""
-    named = pc.is_in(annotations["source_id"], value_set=pa.array(sorted(sources), pa.string()))
-    return hide_rows(annotations, named) if sources else annotations
-
-
-def hide_rows(annotations: pa.Table, rows: Any) -> pa.Table:
-    """Return annotations in which more rows are marked as removed; `rows`: bool, one for each."""
-    return with_column(annotations, "removed", pc.or_(annotations["removed"], rows))
-
-
-def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
-    """Return a table with new values of a column, cast to its type; a new column is appended."""
-    if name not in table.column_names:
-        return table.append_column(name, values)
-    field = table.schema.field(name)
-    made = pa.array(values, field.type) if isinstance(values, list) else values
-    return table.set_column(table.column_names.index(name), field, made)
-
-
-def shard_records(parts: Sequence[Part], profile: Mapping[str, Any]) -> tuple[ShardRecord, ...]:
-    """Return the shard records of a generation, for all parts that have a shard."""
-    return tuple(
-        ShardRecord(part.stem, tar.bytes, tar.sha256, tar.samples, profile, part.encoder, part.signals)
-        for part in parts
-        if (tar := part.digest) is not None
-    )
-
-
-def annotations_of(
-    parts: Sequence[Part], found: SourceList, labels: Mapping[str, int], hidden: Collection[str]
-) -> pa.Table:
-    """Return the annotations of all samples of the parts, in order.
-
-    `labels`: class index of each label. `hidden`: ids of sources whose samples are marked as removed.
-    """
-    sources = {encode_name(source.id): source for source in found.sources}
-    samples = [sample for part in parts for sample in part.samples]
-    rows = [annotation_row(sample, sources[sample.source_id], labels) for sample in samples]
-    return hide_sources(annotation_table(rows), hidden)
 
 
 def run_job(
@@ -286,8 +242,8 @@ def run_job(
             resume.
         WorkerError: If workers cannot be started, or the Ray cluster is gone; run again to resume.
     """
-    check_amounts(workers=workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
     how = How(engine, ray_address, workers, part, reject_unreadable, allow_encoder_change, command)
+    how.check(samples_per_shard, max_seconds=max_seconds)
     settings = choose_settings(
         profile,
         streams=streams,
@@ -382,12 +338,6 @@ def transcode_dataset(
     )
 
 
-def check_amounts(*, workers: int | None, samples_per_shard: int, max_seconds: float = MAX_SECONDS) -> None:
-    """Raise a UsageError unless all are positive, and the first two integers."""
-    check_integers(1, workers=workers, samples_per_shard=samples_per_shard)
-    check_seconds(max_seconds=max_seconds)
-
-
 def finished_ledger(storage: Storage, identity: Mapping[str, Any], found: SourceList) -> pa.Table:
     """Return the ledger of the existing dataset, if the same job made it from the same sources; else raise."""
     name, hint = "its ledger", "choose another folder"
@@ -434,13 +384,8 @@ class EncodeShards(SourceWork):
         generation: int = 1,
         shards: Sequence[Sequence[Source]] | None = None,
     ) -> None:
-        super().__init__(
-            storage,
-            found,
-            settings,
-            shards or found.shards or plan_shards(found.tried, seed=seed, samples=samples_per_shard),
-            seed,
-        )
+        shards = shards or found.shards or plan_shards(found.tried, seed=seed, samples=samples_per_shard)
+        super().__init__(storage, found, settings, shards, seed)
         self.scratch, self.drop_duplicates = scratch_folder(storage, scratch), drop_duplicates
         self.identity = {
             **job_identity(found, settings, seed=seed, samples_per_shard=samples_per_shard),
@@ -455,12 +400,10 @@ class EncodeShards(SourceWork):
     def made(self, views: Sequence[View]) -> Iterator[tuple[PackedSample, tuple[str, Mapping[str, bytes]]]]:
         """See `SourceWork`."""
         for source, sample in self._samples(views):
-            meta = sample.meta
-            place = (meta.get(name) for name in ("parent", "start_seconds", "end_seconds", "bad_frames"))
-            facts = (sample.num_frames, meta["fps"], meta["width"], meta["height"])
-            packed = PackedSample(encode_name(source.id), sample.key, *facts, *place)
+            packed = PackedSample.of(source, sample)
             row = annotation_row(packed, source, self._labels)
-            yield packed, (sample.key, annotate_members(sample_members(meta, sample.streams), row, self._classes))
+            members = sample_members(sample.meta, sample.streams)
+            yield packed, (sample.key, annotate_members(members, row, self._classes))
 
     def pack(self, shard: int, samples: Iterator[tuple[str, Mapping[str, bytes]]]) -> TarDigest | None:
         """See `SourceWork`."""

@@ -8,21 +8,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import pyarrow as pa
 
 from fastvid.errors import ConflictError, FormatError, UsageError
-from fastvid.format.generations import Generation, read_annotations
+from fastvid.format.generations import Generation, ShardRecord, read_annotations
 from fastvid.format.schema import BLOCKED, LEDGER, LEDGER_PARTS, LEDGER_SCHEMA, from_parquet, to_parquet
 from fastvid.format.tar import TarDigest
 from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import as_type
 from fastvid.sharding.sources.sources import Source, bare_tag, public_path
-from fastvid.sharding.work.tasks import Outcome, parse_record
+from fastvid.sharding.work.tasks import EncodedSample, Outcome, parse_record
 from fastvid.storage import Storage
 
 _METADATA: Final = b"fastvid"
@@ -52,6 +52,13 @@ class PackedSample:
     # frames of the parent that were left out because of damage; None if the parent is not damaged.
     bad_frames: int | None = None
 
+    @classmethod
+    def of(cls, source: Source, sample: EncodedSample) -> PackedSample:
+        """Return what is known of a sample of a source."""
+        told: dict[str, Any] = {one.name: sample.meta.get(one.name) for one in fields(cls)}
+        told["source_id"], told["key"] = encode_name(source.id), sample.key
+        return cls(**told)
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -63,6 +70,15 @@ class Part:
     digest: TarDigest | None
     encoder: Mapping[str, Any] = field(default_factory=dict)
     signals: str = ""
+
+
+def shard_records(parts: Sequence[Part], profile: Mapping[str, Any]) -> tuple[ShardRecord, ...]:
+    """Return the shard records of a generation, for all parts that have a shard."""
+    return tuple(
+        ShardRecord(part.stem, tar.bytes, tar.sha256, tar.samples, profile, part.encoder, part.signals)
+        for part in parts
+        if (tar := part.digest) is not None
+    )
 
 
 def ledger_row(source: Source, outcome: Outcome, shard: str | None) -> Row:
@@ -247,6 +263,12 @@ def ledger_rows(storage: Storage, generation: Generation) -> list[Row]:
             packed = {"source_id": source, "path": source, "status": "packed", "key": key, "shard": stem}
             rows[source] = dict.fromkeys(LEDGER_SCHEMA.names) | packed | {"num_frames": frames, "warnings": []}
     return list(rows.values())
+
+
+def keep_ledger(storage: Storage, generation: Generation) -> None:
+    """Write a ledger of the annotations if the dataset has none."""
+    if not storage.exists(LEDGER):
+        write_ledger(storage, ledger_rows(storage, generation), {})
 
 
 def _table(rows: Sequence[Row], extra: Mapping[str, Any]) -> pa.Table:

@@ -253,16 +253,11 @@ def first_of(storage: Storage, is_done: Callable[[], bool]) -> Iterator[None]:
     died. Inside the block, call `is_done` again.
     """
     lease = JobLease(storage, None, "list the sources")
-    lease.name, seen, since = _CLAIM, b"", time.monotonic()
+    lease.name = _CLAIM
     expired: bytes | None = None
     while not is_done() and not lease.claim(expired):
-        now = _read(storage, _CLAIM) or b""
-        if now != seen:
-            seen, since = now, time.monotonic()
-        is_over = bool(seen) and (_is_dead(seen) or time.monotonic() - since > LEASE_SECONDS)
-        expired = seen if is_over else None
-        if not is_over:
-            time.sleep(_POLL_SECONDS)
+        with contextlib.suppress(JobError):  # its holder is alive
+            expired = _wait_until_dead(storage, [_CLAIM]).get(_CLAIM)
     try:
         yield
     finally:
@@ -278,7 +273,7 @@ def _wait_until_dead(storage: Storage, names: list[str]) -> dict[str, bytes]:
     """Watch leases until each is deleted or has expired; return the expired ones."""
     seen = {name: content for name in names if (content := _read(storage, name)) is not None}
     waiting = {name: content for name, content in seen.items() if not _is_dead(content)}
-    if waiting:
+    if waiting and names != [_CLAIM]:
         _LOG.info("waiting up to %.0f s to see whether another job is running in %s", LEASE_SECONDS, storage.url)
     end = time.monotonic() + LEASE_SECONDS
     while waiting and time.monotonic() < end:

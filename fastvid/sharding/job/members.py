@@ -1,4 +1,4 @@
-"""Annotations of samples as members of their tars.
+"""Annotations of samples: the rows of a job, and the same as members of their tars.
 
 So neither other tools nor fastvid need any other file of the dataset, see `fastvid.sharding.job.index`.
 """
@@ -8,19 +8,21 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from fastvid.format.annotations import fact_columns
+from fastvid.format.annotations import annotation_table, fact_columns
 from fastvid.format.generations import Generation
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.format.tar import to_json
-from fastvid.sharding.job.ledger import PackedSample
-from fastvid.sharding.sources.sources import Source
+from fastvid.runtime.names import encode_name
+from fastvid.sharding.job.ledger import PackedSample, Part
+from fastvid.sharding.sources.sources import Source, SourceList
 
 LABEL_MEMBER: Final = "cls"
 """Suffix of the member with the label as decimal text, as webdataset's decoders and DALI read it."""
@@ -67,6 +69,39 @@ def annotation_row(sample: PackedSample, source: Source, labels: Mapping[str, in
     asked = {"asked_start_seconds": source.start, "asked_end_seconds": source.end}
     row |= {name: seconds for name, seconds in asked.items() if seconds is not None}
     return row
+
+
+def annotations_of(
+    parts: Sequence[Part], found: SourceList, labels: Mapping[str, int], hidden: Collection[str]
+) -> pa.Table:
+    """Return the annotations of all samples of the parts, in order.
+
+    `labels`: class index of each label. `hidden`: ids of sources whose samples are marked as removed.
+    """
+    sources = {encode_name(source.id): source for source in found.sources}
+    samples = [sample for part in parts for sample in part.samples]
+    rows = [annotation_row(sample, sources[sample.source_id], labels) for sample in samples]
+    return hide_sources(annotation_table(rows), hidden)
+
+
+def hide_sources(annotations: pa.Table, sources: Collection[str]) -> pa.Table:
+    """Return annotations in which all samples of some sources, given by their ids, are marked as removed."""
+    named = pc.is_in(annotations["source_id"], value_set=pa.array(sorted(sources), pa.string()))
+    return hide_rows(annotations, named) if sources else annotations
+
+
+def hide_rows(annotations: pa.Table, rows: Any) -> pa.Table:
+    """Return annotations in which more rows are marked as removed; `rows`: bool, one for each."""
+    return with_column(annotations, "removed", pc.or_(annotations["removed"], rows))
+
+
+def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
+    """Return a table with new values of a column, cast to its type; a new column is appended."""
+    if name not in table.column_names:
+        return table.append_column(name, values)
+    field = table.schema.field(name)
+    made = pa.array(values, field.type) if isinstance(values, list) else values
+    return table.set_column(table.column_names.index(name), field, made)
 
 
 def annotate_members(members: Mapping[str, bytes], row: Mapping[str, Any], classes: Sequence[str]) -> dict[str, bytes]:

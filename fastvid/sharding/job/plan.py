@@ -181,20 +181,21 @@ def plan_shards(
         yield shard
 
     for shard in filter(None, shards()):
-        mixed.extend(sorted(shard, key=lambda source: (_rank(source.key, seed), source.key)))
+        mixed.extend(sorted(shard, key=lambda source: (rank(source.key, seed), source.key)))
         ends.append(len(mixed))
     return [mixed[start:end] for start, end in pairwise(ends)]
 
 
 def file_order(source: Source, seed: int) -> tuple[bytes, str, float, str]:
     """Return the sort key by which sources are assigned and encoded: by file, then by the start of the clip."""
-    return _rank(source.parent or source.key, seed), _file(source), source.start or 0.0, source.key
+    return rank(source.parent or source.key, seed), _file(source), source.start or 0.0, source.key
 
 
 def _file(source: Source) -> str:
     return source.parent or source.key
 
 
-def _rank(name: str, seed: int) -> bytes:
-    text = f"fastvid-shards-1:{seed}:{name}"
+def rank(name: str, seed: int, of: str = "shards") -> bytes:
+    """Return the place of a name in a random order that depends on names and the seed alone; `of`: what is ordered."""
+    text = f"fastvid-{of}-1:{seed}:{name}"
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()

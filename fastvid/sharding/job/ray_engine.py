@@ -23,15 +23,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from fastvid import __version__
-from fastvid.errors import (
-    FastvidError,
-    FormatError,
-    JobError,
-    MissingDependency,
-    StorageError,
-    WorkerError,
-    error_from_json,
-)
+from fastvid.errors import FastvidError, FormatError, MissingDependency, StorageError, WorkerError, error_from_json
 from fastvid.format.schema import LEDGER_PARTS
 from fastvid.media.ffmpeg import VARIABLE, find_ffmpeg
 from fastvid.runtime.processes import how_it_ended
@@ -165,6 +157,6 @@ def settings_here(settings: Settings, node: str) -> Settings:
         )
     try:
         same_streams(settings.streams.to_json())
-    except JobError as error:
+    except FastvidError as error:
         raise WorkerError(f"node {node}: {error.message}", hint="install the same version on all nodes") from error
     return replace(settings, build=build)

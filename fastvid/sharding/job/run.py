@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import accumulate, islice
 from typing import Any, Final
 
@@ -34,9 +35,9 @@ from fastvid.media.reasons import Reason
 from fastvid.runtime import faults
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.progress import Progress
-from fastvid.runtime.values import things
+from fastvid.runtime.values import check_choice, check_integers, check_seconds, things
 from fastvid.sharding.encode.profiles import Settings
-from fastvid.sharding.engines.local import LocalEngine, open_engine
+from fastvid.sharding.engines.local import ENGINES, LocalEngine
 from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, part_stems, read_part, write_part
 from fastvid.sharding.job.lock import JobLease, Staging
 from fastvid.sharding.job.plan import JobPart, differences, file_order
@@ -72,10 +73,20 @@ class How:
         """The part of the shards to make; None makes all."""
         return self.part if isinstance(self.part, JobPart | None) else JobPart.parse(str(self.part))
 
+    def check(self, samples_per_shard: int, **seconds: float) -> None:
+        """Raise a UsageError unless the numbers of workers, samples and seconds are positive."""
+        check_integers(1, workers=self.workers, samples_per_shard=samples_per_shard)
+        check_seconds(**seconds)
+
     def open_engine(self, settings: Settings, usual: int | None = None) -> Any:
-        """Create the engine; it starts no process before its `run`. `usual`: default of workers on this machine."""
+        """Create the engine, one as `LocalEngine` or with `make_shards`, see `Job.run`; it starts no process yet.
+
+        `usual`: default number of workers on this machine.
+        """
+        check_choice("unknown engine {}", self.engine, ENGINES)
+        module, _, name = ENGINES[self.engine].partition(":")
         workers = self.workers or (usual if self.engine == "local" else None)
-        return open_engine(self.engine, settings, workers=workers, address=self.ray_address)
+        return getattr(import_module(module), name)(settings, workers, self.ray_address)
 
 
 class ShardWork(ABC):
@@ -347,15 +358,15 @@ class Job:
         self._again: list[tuple[int, int]] = []
         self._packing: list[Future[None]] = []
 
-    def run(self, engine: Any, lease: JobLease | None = None) -> list[Part]:
-        """Process and write what is missing; return the records of the shards, in order. Closes the engine.
+    def run(self, lease: JobLease | None = None, blocked: tuple[str, ...] = ()) -> list[Part]:
+        """Process and write what is missing; return the records of the shards, in order.
 
-        `engine`: one as `LocalEngine`; None if no source has to be processed; or one with a method `make_shards`, which
-        makes whole shards elsewhere: it writes the shards with the given numbers and their parts of the ledger, and
-        yields the number of each finished shard. `lease`: the lease on the dataset; it is checked before each shard is
-        written.
+        The engine of the work is one as `LocalEngine`; None if no source has to be processed; or one with a method
+        `make_shards`, which makes whole shards elsewhere: it writes the shards with the given numbers and their parts
+        of the ledger, and yields the number of each finished shard. `lease`: the lease on the dataset; it is checked
+        before each shard is written. `blocked`: SHA-256 of blocked sources.
         """
-        self._lease = lease
+        engine, self._lease = self.work.open_engine(self._how, blocked), lease
         self._begin()
         with contextlib.closing(engine) if engine else contextlib.nullcontext():
             if lease is not None:

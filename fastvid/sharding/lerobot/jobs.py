@@ -20,15 +20,7 @@ from fastvid.media.ffmpeg import Limits
 from fastvid.media.index_video import Proof
 from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
 from fastvid.sharding.in_place import IndexFiles
-from fastvid.sharding.job.job import (
-    UNDIVIDED,
-    EncodeShards,
-    JobReport,
-    check_amounts,
-    choose_settings,
-    index_settings,
-    run,
-)
+from fastvid.sharding.job.job import UNDIVIDED, EncodeShards, JobReport, choose_settings, index_settings, run
 from fastvid.sharding.job.ledger import PackedSample, Row
 from fastvid.sharding.job.plan import digest
 from fastvid.sharding.job.run import How, ShardWork, View
@@ -162,7 +154,7 @@ def index_lerobot(
         WorkerError: If workers cannot be started, or the Ray cluster is gone; run again to resume.
     """
     chosen = How(**how, command="index")
-    check_amounts(workers=chosen.workers, samples_per_shard=episodes_per_shard)
+    chosen.check(episodes_per_shard)
     settings = index_settings(limits, proof)
     return _run(source, out, chosen, partial(IndexEpisodes, settings=settings, most=episodes_per_shard))
 
@@ -186,7 +178,7 @@ def shard_lerobot(
     `profile`: how to encode, by name or as a `Profile`; it must keep the rate of the frames.
     """
     chosen_how = How(**how, command="shard")
-    check_amounts(workers=chosen_how.workers, samples_per_shard=episodes_per_shard)
+    chosen_how.check(episodes_per_shard)
     chosen = get_profile(profile)
     if chosen.fps:
         raise UsageError(

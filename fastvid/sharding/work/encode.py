@@ -35,36 +35,11 @@ from fastvid.sharding.encode.parts import (
     plan_runs,
     plan_window,
 )
-from fastvid.sharding.encode.profiles import (
-    DecodeWindow,
-    Profile,
-    Settings,
-    upright_geometry,
-    written_seconds,
-    written_timing,
-)
+from fastvid.sharding.encode.profiles import DecodeWindow, Settings, upright_geometry, written_seconds, written_timing
 from fastvid.sharding.encode.salvage import SALVAGEABLE, Salvaged, salvage
-from fastvid.sharding.encode.transcode import (
-    decode_fully,
-    decode_seconds,
-    encode_flow,
-    flow_seconds,
-    transcode,
-    verify,
-)
+from fastvid.sharding.encode.transcode import decode_fully, decode_seconds, encode_flow, flow_seconds, transcode, verify
 from fastvid.sharding.work.index import CopiedSource
-from fastvid.sharding.work.tasks import (
-    EncodedSample,
-    Outcome,
-    Report,
-    SourceTask,
-    attempt,
-    cut_short,
-    failure,
-    open_task,
-    read_sound,
-    refuse_blocked,
-)
+from fastvid.sharding.work.tasks import EncodedSample, Outcome, Report, SourceTask, open_task, refuse_blocked
 
 # Number of frames that frame-rate resampling may add or drop at the ends of a stream.
 _RESAMPLED_SLACK: Final = 2
@@ -119,7 +94,7 @@ def encode_clips(tasks: Sequence[SourceTask], settings: Settings, report: Report
                 yield replace(outcome, source_sha256=file.digest)
     except (SourceError, MemoryError) as error:
         for task in waiting.values():
-            yield replace(failure(task, error), source_sha256="" if file is None else file.digest)
+            yield replace(task.failure(error), source_sha256="" if file is None else file.digest)
 
 
 class _ClipFile:
@@ -157,24 +132,24 @@ class _ClipFile:
         try:
             self._judge(lambda: None)
         except SourceError as error:
-            yield from (failure(task, error) for task in tasks)
+            yield from (task.failure(error) for task in tasks)
             return
         if self.settings.profile.copies or tasks[0].copies:
             for task in tasks:
                 self._begin([task.index])
-                yield attempt(task, partial(self._judge, partial(self._copy, task)))
+                yield task.attempt(partial(self._judge, partial(self._copy, task)))
             return
         clips: list[PlannedClip] = []
         for task in tasks:
             try:
                 clips.append(self._judge(partial(self._plan, task)))
             except SourceError as error:
-                yield failure(task, error)
+                yield task.failure(error)
         for number, (clip, encoded) in enumerate(self._encoded(clips)):
             self._begin([clip.task.index])
             if number % _SOUNDS == 0:
                 self._prepare_sound(clips[number : number + _SOUNDS])
-            yield attempt(clip.task, partial(self._finish, clip, encoded))
+            yield clip.task.attempt(partial(self._finish, clip, encoded))
 
     def _salvage(self, tasks: Sequence[SourceTask], rejected: Mapping[int, Outcome]) -> Iterator[Outcome]:
         settings = self.settings
@@ -190,7 +165,7 @@ class _ClipFile:
                 )
             )
         except SourceError as error:
-            outcomes: Iterable[Outcome] = [failure(task, error) for task in tasks]
+            outcomes: Iterable[Outcome] = [task.failure(error) for task in tasks]
         else:
             file = copy(self)
             file.source, file._salvaged, file._frames = kept.source, kept, None
@@ -314,7 +289,7 @@ class _ClipFile:
             }
             if part is not None or self._salvaged is not None:
                 start, end = part or (0, shape.num_frames)
-                meta |= _place(task, float((self._first + start) / rate), float((self._first + end) / rate))
+                meta |= task.place(float((self._first + start) / rate), float((self._first + end) / rate))
             if salvaged is not None:
                 meta["bad_frames"] = salvaged.bad_frames
             streams = {"rgb": video}
@@ -332,15 +307,39 @@ class _ClipFile:
             made.append(EncodedSample(_key(task, number, len(checked)), meta, streams))
         # No warning for a clip of a salvaged source: `_plan` accepts it only if it is inside.
         timing = self.written.timing
-        short = cut_short(task, (timing.frames + 1) / timing.rate) if self._salvaged is None else ()
+        short = task.cut_short((timing.frames + 1) / timing.rate) if self._salvaged is None else ()
         noted = () if salvaged is None else ("salvaged",)
         return Outcome(
             task.index,
             tuple(made),
             message="" if salvaged is None else salvaged.note,
-            warnings=(*_changes(self.info, settings.profile), *short, *noted, *(sound.warnings if sound else ())),
+            warnings=(*self._changes(), *short, *noted, *(sound.warnings if sound else ())),
             bytes_in=self.source.size,
         )
+
+    def _changes(self) -> Iterator[str]:
+        """Yield warnings for the ledger: changes to pictures and times other than scaling down."""
+        info, profile = self.info, self.settings.profile
+        if info.timing.kind != "constant":
+            yield f"timing-{info.timing.kind}"
+        if info.timing.input_rate is None:
+            grid = np.rint((info.times - info.times[0]) * float(info.time_base * info.timing.rate))
+            if len(np.unique(grid)) < len(grid) * (1 - _MOST_DROPPED):
+                yield "frames-dropped"
+        if info.timing.input_rate is not None and info.timing.input_rate != info.timing.rate:
+            yield "rate-divided"
+        if info.hdr:
+            yield "tone-mapped" if profile.hdr == TONE_MAP else "hdr-kept"
+        if info.interlaced:
+            yield "deinterlaced"
+        if not info.orientation.is_upright:
+            yield "rotated"
+        if info.cropped:
+            yield "cropped"
+        if profile.fps and Fraction(profile.fps) != info.timing.rate:
+            yield "rate-changed"
+        if min(info.width, info.height) < profile.short_side:
+            yield "enlarged" if profile.enlarge else "kept-small"
 
     def _check(self, parts: Sequence[tuple[int, int] | None], encoded: Encoded) -> list[StreamInfo]:
         """Check each encoded part, and compare the ends of those that were cut with the source."""
@@ -379,16 +378,16 @@ class _ClipFile:
         for number, one in enumerate(copied):
             meta = _origin(task, info, self.digest) | one.meta()
             if one.start is not None:
-                meta |= _place(task, one.start, one.start + float(one.found.info.num_frames / one.found.info.fps))
+                meta |= task.place(one.start, one.start + float(one.found.info.num_frames / one.found.info.fps))
             samples.append(EncodedSample(_key(task, number, len(copied)), meta, {"rgb": one.video}))
         remuxed = ["remuxed"] if any(one.remuxed for one in copied) else []
-        notes = (*warnings, *cut_short(task, (info.timing.frames + 1) / info.timing.rate), *remuxed)
+        notes = (*warnings, *task.cut_short((info.timing.frames + 1) / info.timing.rate), *remuxed)
         return Outcome(task.index, tuple(samples), warnings=notes, bytes_in=self.source.size)
 
     def _sound(self, clip: PlannedClip) -> SampleAudio:
         """Return the sound of each part of a clip."""
         if clip.task.sound is not None:
-            data = read_sound(clip.task, clip.task.sound, self.settings.limits, self._report)
+            data = clip.task.read_sound(self.settings.limits, self._report)
             return take_over_audio(data, len(clip.parts), float(self.written.timing.frames / self.written.timing.rate))
         return self._sounds.pop(clip.task.index, None) or self._extract([clip])
 
@@ -418,11 +417,6 @@ def _key(task: SourceTask, number: int, count: int) -> str:
     return task.key if count == 1 else f"{task.key}/{number:04d}"
 
 
-def _place(task: SourceTask, start: float, end: float) -> dict[str, Any]:
-    """Return the fields of a sample's JSON that say where it was cut from its file; `start`, `end`: in seconds."""
-    return {"parent": task.parent or task.source_id, "start_seconds": start, "end_seconds": end}
-
-
 def _expected(info: SourceInfo, part: tuple[int, int] | None) -> tuple[int, int]:
     first, last = part or (0, info.timing.frames)
     count = last - first
@@ -436,27 +430,3 @@ def _origin(task: SourceTask, info: SourceInfo, digest: str) -> dict[str, Any]:
     facts = {name: getattr(info, name) for name in ("container", "codec", "width", "height", "pix_fmt")}
     facts |= {"num_frames": info.timing.shown, "timing": info.timing.kind}
     return {"source_id": task.source_id, "source_sha256": digest, "source": facts}
-
-
-def _changes(info: SourceInfo, profile: Profile) -> Iterator[str]:
-    """Yield warnings for the ledger: changes to pictures and times other than scaling down."""
-    if info.timing.kind != "constant":
-        yield f"timing-{info.timing.kind}"
-    if info.timing.input_rate is None:
-        grid = np.rint((info.times - info.times[0]) * float(info.time_base * info.timing.rate))
-        if len(np.unique(grid)) < len(grid) * (1 - _MOST_DROPPED):
-            yield "frames-dropped"
-    if info.timing.input_rate is not None and info.timing.input_rate != info.timing.rate:
-        yield "rate-divided"
-    if info.hdr:
-        yield "tone-mapped" if profile.hdr == TONE_MAP else "hdr-kept"
-    if info.interlaced:
-        yield "deinterlaced"
-    if not info.orientation.is_upright:
-        yield "rotated"
-    if info.cropped:
-        yield "cropped"
-    if profile.fps and Fraction(profile.fps) != info.timing.rate:
-        yield "rate-changed"
-    if min(info.width, info.height) < profile.short_side:
-        yield "enlarged" if profile.enlarge else "kept-small"

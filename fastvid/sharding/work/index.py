@@ -12,9 +12,8 @@ alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import pairwise
 from math import ceil
@@ -26,36 +25,24 @@ import numpy.typing as npt
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.mp4 import index_mp4, read_track, settled
 from fastvid.format.packets import StreamInfo
-from fastvid.format.presentation import Times, coded_of
-from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, Range, StreamFlag
+from fastvid.format.schema import PACKET_DTYPE, StreamFlag
 from fastvid.format.writing import proved_info
 from fastvid.media.checks import Promised, check_tables
 from fastvid.media.describe import ENCODE_HINT, TONE_MAP
 from fastvid.media.ffmpeg import Limits, contents
 from fastvid.media.file_tables import FileReader
 from fastvid.media.index_video import Proof, clip_seconds, cut_index, frames_between, index_in_place
-from fastvid.media.probe import OpenSource, unreadable
+from fastvid.media.probe import OpenSource
 from fastvid.media.prove import IndexedVideo, index_video
 from fastvid.media.reasons import Reason
 from fastvid.media.remux import Remuxer
 from fastvid.media.timing import clip_frames
 from fastvid.runtime import faults
 from fastvid.runtime.names import encode_name
-from fastvid.runtime.values import sha256
+from fastvid.runtime.values import as_type, sha256
 from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.sources.sources import Source
-from fastvid.sharding.work.tasks import (
-    EncodedSample,
-    Outcome,
-    Report,
-    SourceTask,
-    attempt,
-    check_version,
-    cut_short,
-    failure,
-    refuse_blocked,
-    source_errors,
-)
+from fastvid.sharding.work.tasks import EncodedSample, Outcome, Report, SourceTask, refuse_blocked, source_errors
 from fastvid.storage.protocol import Version
 
 # How often the proof decodes the whole video, for the time limit: once as a player, once without the container, once by
@@ -75,26 +62,16 @@ def pack_found(key: str, found: IndexedVideo) -> EncodedSample:
     return EncodedSample(key, meta, data)
 
 
-# The fields of a stream's info in a packed index, and how to convert each back from JSON.
-_TOLD: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "codec": Codec,
-    "width": int,
-    "height": int,
-    "num_frames": int,
-    "fps": Fraction,
-    "range": Range,
-    "matrix": Matrix,
-    "flags": StreamFlag,
-    "coded": coded_of,
-}
-
-
-def unpack_found(sample: EncodedSample) -> tuple[StreamInfo, npt.NDArray[np.void], dict[str, Any]]:
-    """Return the stream, its PACKET_DTYPE records [P] and other facts from the result of `pack_found`."""
-    meta, times = dict(sample.meta), sample.streams["times"]
-    told = {name: kind(meta.pop(name)) for name, kind in _TOLD.items()}
-    told |= {"times": Times(times, told["num_frames"]) if times else None, "extradata": sample.streams["extradata"]}
-    return StreamInfo(**told), np.frombuffer(sample.streams["records"], PACKET_DTYPE), meta
+def unpack_found(sample: EncodedSample) -> tuple[StreamInfo, npt.NDArray[np.void]]:
+    """Return the stream and its PACKET_DTYPE records [P] from the result of `pack_found`."""
+    meta, data = sample.meta, sample.streams
+    told = {one.name: meta[one.name] for one in fields(StreamInfo) if one.name in meta}
+    times = {"data": data["times"], "num_frames": sample.num_frames} if data["times"] else None
+    told |= {"times": times, "extradata": data["extradata"]}
+    info = as_type(told, StreamInfo, dec_hook=lambda kind, value: kind(value))
+    if info.coded is not None:
+        info.coded.check()
+    return info, np.frombuffer(data["records"], PACKET_DTYPE)
 
 
 def indexed_meta(source: Source, outcome: Outcome) -> dict[str, Any]:
@@ -105,21 +82,12 @@ def indexed_meta(source: Source, outcome: Outcome) -> dict[str, Any]:
 
 def _read(task: SourceTask, most: int) -> bytes:
     assert task.member is not None
-    offset, size = task.member
+    size = task.member[1]
     if size > most:
         raise SourceError(f"video has {size} bytes, limit is {most}", reason=Reason.TOO_LONG)
     if not size:
         raise SourceError("the file has no bytes", reason=Reason.EMPTY)
-    try:
-        with open(task.path, "rb") as file:
-            faults.reach("source")
-            file.seek(offset)
-            data = file.read(size)
-    except OSError as error:
-        raise unreadable(error) from error
-    if len(data) != size:
-        raise SourceError("the tar ends inside the video", reason=Reason.TRUNCATED)
-    return data
+    return task.read_member(task.member, "video")
 
 
 # Time limit in seconds for the requests before the first packet is read: the tables may be anywhere in the file.
@@ -152,9 +120,9 @@ def index_clips(
                     refuse_blocked(digest, settings.blocked)
                 found = index_in_place(file, limits, settings.proof or Proof.ALL, hdr=hdr)
     except (SourceError, MemoryError) as error:
-        outcomes: Iterable[Outcome] = [failure(task, error) for task in tasks]
+        outcomes: Iterable[Outcome] = [task.failure(error) for task in tasks]
     else:
-        cuts = (attempt(task, partial(_cut, task, found, version)) for task in tasks)
+        cuts = (task.attempt(partial(_cut, task, found, version)) for task in tasks)
         outcomes = (replace(outcome, bytes_in=size) for outcome in cuts)
     share = (time.monotonic() - started) / len(tasks)
     for outcome in outcomes:
@@ -166,7 +134,7 @@ def _open(task: SourceTask) -> FileReader:
     with source_errors(task):
         faults.reach("source")
         file = FileReader.open(task.path)
-    check_version(task, file.version, "the file")
+    task.check_version(file.version, "the file")
     if not file.size:
         raise SourceError("the file has no bytes", reason=Reason.EMPTY)
     return file
@@ -178,10 +146,9 @@ def _cut(task: SourceTask, found: IndexedVideo, version: Version | None) -> Outc
         found = cut_index(found, *task.frames)
     elif task.start is not None or task.end is not None:
         first, count = frames_between(found, task.start, task.end)
-        short = cut_short(task, clip_seconds(found, 0, found.info.num_frames)[1] + float(1 / found.info.fps))
-        start, end = clip_seconds(found, first, count)
+        short = task.cut_short(clip_seconds(found, 0, found.info.num_frames)[1] + float(1 / found.info.fps))
+        place = task.place(*clip_seconds(found, first, count))
         found = cut_index(found, first, count)
-        place = {"parent": task.parent or task.source_id, "start_seconds": start, "end_seconds": end}
     sample = pack_found(task.key, found)
     if version is not None:
         tag, modified = version.text

@@ -20,8 +20,9 @@ from typing import IO, Any, Final, TypeVar
 
 from fastvid.errors import FastvidError, FormatError, SourceError, StorageError
 from fastvid.media.ffmpeg import Limits, no_space, temporary_file
-from fastvid.media.probe import OpenSource, open_source
+from fastvid.media.probe import OpenSource, open_source, unreadable
 from fastvid.media.reasons import Reason
+from fastvid.runtime import faults
 from fastvid.runtime.processes import pack, unpack
 from fastvid.runtime.values import as_type
 from fastvid.sharding.sources.inside import put_together
@@ -65,6 +66,59 @@ class SourceTask:
     frames: tuple[int, int] | None = None
     copies: bool = False
     inside: str = ""  # see `fastvid.sharding.sources.sources.Source`
+
+    def attempt(self, work: Callable[[], Outcome]) -> Outcome:
+        """Return the outcome of `work`, with the seconds that it took; if it raises, the outcome with the reason."""
+        started = time.monotonic()
+        try:
+            outcome = work()
+        except (SourceError, MemoryError) as error:
+            outcome = self.failure(error)
+        return replace(outcome, seconds=outcome.seconds + time.monotonic() - started)
+
+    def failure(self, error: SourceError | MemoryError) -> Outcome:
+        """Return the outcome if the task failed with an error."""
+        if isinstance(error, SourceError):
+            return Outcome(self.index, reason=Reason(error.reason), message=error.message, transient=error.transient)
+        return Outcome(self.index, reason=Reason.MEMORY, message="the worker ran out of memory")
+
+    def place(self, start: float, end: float) -> dict[str, Any]:
+        """Return the fields of a sample's JSON that say where it was cut from its file; `start`, `end`: in seconds."""
+        return {"parent": self.parent or self.source_id, "start_seconds": start, "end_seconds": end}
+
+    def cut_short(self, latest: float | Fraction) -> tuple[str, ...]:
+        """Return a warning if a clip begins before its video, or ends after `latest` seconds: a frame after its end."""
+        is_short = (self.start or 0) < 0 or (self.end is not None and self.end > latest)
+        return ("clip-cut-short",) if is_short else ()
+
+    def read_sound(self, limits: Limits, report: Report) -> bytes:
+        """Return the sound, read from the tar."""
+        assert self.sound is not None
+        place = self.sound
+        if is_remote(self.path):
+            fetched = io.BytesIO()
+            _fetch_range(self, place, fetched, limits, report)
+            return fetched.getvalue()
+        _check_size(place[1], limits)
+        return self.read_member(place, "sound")
+
+    def read_member(self, place: tuple[int, int], what: str) -> bytes:
+        """Return a member of a local tar, given by its byte offset and size. `what`: what it is, for the message."""
+        try:
+            with open(self.path, "rb") as file:
+                faults.reach("source")
+                file.seek(place[0])
+                data = file.read(place[1])
+        except OSError as error:
+            raise unreadable(error) from error
+        if len(data) != place[1]:
+            raise SourceError(f"the tar ends inside the {what}", reason=Reason.TRUNCATED)
+        return data
+
+    def check_version(self, version: Version, name: str) -> None:
+        """Raise SourceError for a file that was replaced after the sources were listed. `name`: for the message."""
+        if self.tag is not None and version.tag is not None and bare_tag(self.tag) != bare_tag(version.tag):
+            raise SourceError(f"{name} was replaced after the sources were listed", reason=Reason.CHANGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,29 +185,6 @@ Report = Callable[[str, float], None]
 """Called when a phase begins, with its name and the seconds it may take."""
 
 
-def attempt(task: SourceTask, work: Callable[[], Outcome]) -> Outcome:
-    """Return the outcome of `work`, with the seconds that it took; if it raises, the outcome with the reason."""
-    started = time.monotonic()
-    try:
-        outcome = work()
-    except (SourceError, MemoryError) as error:
-        outcome = failure(task, error)
-    return replace(outcome, seconds=outcome.seconds + time.monotonic() - started)
-
-
-def failure(task: SourceTask, error: SourceError | MemoryError) -> Outcome:
-    """Return the outcome of a task that failed with an error."""
-    if isinstance(error, SourceError):
-        return Outcome(task.index, reason=Reason(error.reason), message=error.message, transient=error.transient)
-    return Outcome(task.index, reason=Reason.MEMORY, message="the worker ran out of memory")
-
-
-def cut_short(task: SourceTask, latest: float | Fraction) -> tuple[str, ...]:
-    """Return a warning if a clip begins before its video, or ends after `latest` seconds: a frame after its end."""
-    is_short = (task.start or 0) < 0 or (task.end is not None and task.end > latest)
-    return ("clip-cut-short",) if is_short else ()
-
-
 def refuse_blocked(digest: str, blocked: Collection[str]) -> None:
     """Raise SourceError for a source whose SHA-256 is on the dataset's block list."""
     if digest in blocked:
@@ -200,24 +231,6 @@ def open_task(task: SourceTask, limits: Limits, report: Report) -> Iterator[Open
             yield replace(source, private=True)
 
 
-def read_sound(task: SourceTask, place: tuple[int, int], limits: Limits, report: Report) -> bytes:
-    """Read the sound of a task from its tar.
-
-    `place`: byte offset and size of the sound in the tar.
-    """
-    if is_remote(task.path):
-        fetched = io.BytesIO()
-        _fetch_range(task, place, fetched, limits, report)
-        return fetched.getvalue()
-    _check_size(place[1], limits)
-    with open(task.path, "rb") as tar:
-        tar.seek(place[0])
-        data = tar.read(place[1])
-    if len(data) < place[1]:
-        raise SourceError("file ends inside the sound", reason=Reason.TRUNCATED)
-    return data
-
-
 def _fetch_range(task: SourceTask, place: tuple[int, int], file: io.IOBase, limits: Limits, report: Report) -> None:
     """Fetch a member of a tar."""
     url, (offset, size) = FileUrl.parse(task.path), place
@@ -235,7 +248,7 @@ def _fetch(task: SourceTask, file: _Scratch, limits: Limits, report: Report) -> 
     url = FileUrl.parse(task.path)
 
     def check(version: Version) -> None:
-        check_version(task, version, str(url))
+        task.check_version(version, str(url))
         _check_size(version.size, limits)
         report("fetch", _ANSWER_SECONDS + task.patience * limits.read_seconds(version.size))
 
@@ -274,12 +287,6 @@ def _verdict(error: StorageError, *, remote: bool) -> SourceError:
     if is_replaced(error):
         return SourceError("the file was replaced while it was being read", reason=Reason.CHANGED)
     return SourceError(error.message, reason=Reason.UNREACHABLE, transient=True)
-
-
-def check_version(task: SourceTask, version: Version, name: str) -> None:
-    """Raise SourceError for a file that was replaced after the sources were listed. `name`: for the message."""
-    if task.tag is not None and version.tag is not None and bare_tag(task.tag) != bare_tag(version.tag):
-        raise SourceError(f"{name} was replaced after the sources were listed", reason=Reason.CHANGED)
 
 
 class _Scratch(io.FileIO):

@@ -14,8 +14,8 @@ from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
 from fastvid.runtime.processes import pack
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.engines.local import LocalEngine, open_engine
-from fastvid.sharding.job.run import retry_alone
+from fastvid.sharding.engines.local import LocalEngine
+from fastvid.sharding.job.run import How, retry_alone
 from fastvid.sharding.work.tasks import EncodedSample, Outcome, SourceTask
 from tests import forks
 from tests.sharding import shardtools
@@ -144,9 +144,9 @@ def test_worker_memory_is_limited(folder):
 
 def test_unknown_engine_and_useless_address_raise():
     with pytest.raises(UsageError, match=r"unknown engine 'slurm'[\s\S]*use one of local, ray"):
-        open_engine("slurm", settings())
+        How("slurm").open_engine(settings())
     with pytest.raises(UsageError, match="local engine has no address"):
-        open_engine("local", settings(), address="127.0.0.1:6379")
+        How("local", ray_address="127.0.0.1:6379").open_engine(settings())
 
 
 def test_a_changed_or_cut_answer_of_a_worker_is_never_taken_for_another():

@@ -23,7 +23,6 @@ from bench.common.ports import reserved_port
 from fastvid.errors import MissingDependency, StorageError, WorkerError
 from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.engines.local import open_engine
 from fastvid.sharding.in_place import index_videos
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import EncodeShards, run_job
@@ -185,7 +184,7 @@ def test_a_missing_ray_and_an_unreachable_cluster_raise_clear_errors(tmp_path, m
         run_job(tmp_path / "raw", tmp_path / "out", engine="ray", ray_address="127.0.0.1:1")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match=re.escape("fastvid-toolkit[ray]")):
-        open_engine("ray", SETTINGS)
+        How("ray").open_engine(SETTINGS)
 
 
 def begun(tmp_path, settings=SETTINGS):
