@@ -129,7 +129,7 @@ def test_compare_agrees_in_limited_and_full_range(videos):
 def few(monkeypatch, videos):
     """Make doctor use one clip that already exists."""
     monkeypatch.setattr(
-        "fastvid.media.prove.make_sample_clips", lambda folder: {"compact": videos.textured("compact").data}
+        "fastvid.media.ffmpeg.make_sample_clips", lambda folder: {"compact": videos.textured("compact").data}
     )
 
 
@@ -274,7 +274,7 @@ def test_doctor_says_which_engines_a_gpu_has_and_whether_the_kernel_compiles(mon
 
 
 def test_sample_clips_have_the_stated_codecs_and_ranges(tmp_path):
-    from fastvid.media.prove import make_sample_clips
+    from fastvid.media.ffmpeg import make_sample_clips
 
     clips = make_sample_clips(tmp_path)
     assert {"h264 compact", "h264 intra", "mjpeg"} <= set(clips)
