@@ -22,7 +22,7 @@ from fastvid.format.in_place import ListedFile, Root, common_root, parse_root
 from fastvid.format.schema import FACT_FIELDS, IN_PLACE, IN_PLACE_SUFFIXES, later_stem
 from fastvid.format.shard import Shard
 from fastvid.format.tar import TarDigest, TarMember
-from fastvid.format.writing import IndexedSample, IndexedStream, write_in_place
+from fastvid.format.writing import IndexedSample, IndexedStream, ListedSample, write_in_place
 from fastvid.media.describe import KEEP, TONE_MAP
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.index_video import Proof
@@ -92,7 +92,7 @@ class IndexFiles(SourceWork):
         """See `ShardWork`: the video stays where it is."""
         return super().row(source, outcome, stem) | ({"bytes_out": 0} if outcome.reason is None else {})
 
-    def made(self, views: Sequence[View]) -> Iterator[tuple[PackedSample, tuple[IndexedSample, list[ListedFile]]]]:
+    def made(self, views: Sequence[View]) -> Iterator[tuple[PackedSample, ListedSample]]:
         """See `SourceWork`."""
         streams, files = list[IndexedStream](), list[ListedFile]()
         for source, outcome in views:
@@ -107,14 +107,12 @@ class IndexFiles(SourceWork):
         clip = {key: told.get(key) for key in ("parent", "start_seconds", "end_seconds")}
         meta = indexed_meta(source, outcome) | clip
         packed = PackedSample(name, source.key, info.num_frames, str(info.fps), info.width, info.height, **clip)
-        yield packed, (IndexedSample(source.key, meta, tuple(streams)), files)
+        yield packed, ListedSample(IndexedSample(source.key, meta, tuple(streams)), tuple(files))
 
-    def pack(self, shard: int, samples: Iterator[tuple[IndexedSample, list[ListedFile]]]) -> TarDigest | None:
+    def pack(self, shard: int, samples: Iterator[ListedSample]) -> TarDigest | None:
         """See `SourceWork`."""
         made = list(samples)
-        files = [file for _, listed in made for file in listed]
-        indexed = [sample for sample, _ in made]
-        return write_in_place(self.storage, self.stems[shard], indexed, files, self.streams) if made else None
+        return write_in_place(self.storage, self.stems[shard], made, self.streams) if made else None
 
 
 # Added to the revision in names of new shards, so that they differ from those of `fastvid compact`, which uses the
