@@ -15,7 +15,7 @@ import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Final, Generic, TypeVar
 
@@ -275,19 +275,17 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
+@dataclass(eq=False, repr=False)
 class Recent(Generic[K, V]):
-    """Keeps the most recently used values, within a limit of their bytes of memory. Thread-safe.
+    """Keeps the most recently used values, within a limit of their bytes of memory. Thread-safe."""
 
-    `limit`: total memory in bytes; at least one value is kept. `size`: returns the memory of a value.
-    """
-
-    def __init__(self, limit: int, size: Callable[[V], int]) -> None:
-        self.limit, self._size = limit, size
-        self._lock = threading.Lock()
-        self._values: OrderedDict[K, V] = OrderedDict()
-        self._sizes: dict[K, int] = {}
-        self._bytes = 0
-        self.was_full = False  # whether a value was dropped
+    limit: int  # total memory in bytes; at least one value is kept
+    size: Callable[[V], int]  # returns the memory of a value
+    was_full: bool = field(default=False, init=False)  # whether a value was dropped
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _values: OrderedDict[K, V] = field(default_factory=OrderedDict, init=False)
+    _sizes: dict[K, int] = field(default_factory=dict, init=False)
+    _bytes: int = field(default=0, init=False)
 
     def __contains__(self, key: K) -> bool:
         return key in self._values
@@ -308,7 +306,7 @@ class Recent(Generic[K, V]):
         with self._lock:
             value = self._values.setdefault(key, value)
             self._values.move_to_end(key)
-            before, self._sizes[key] = self._sizes.get(key, 0), self._size(value)
+            before, self._sizes[key] = self._sizes.get(key, 0), self.size(value)
             self._bytes += self._sizes[key] - before
             while self._bytes > self.limit and len(self._values) > 1:
                 self._bytes -= self._sizes.pop(self._values.popitem(last=False)[0])

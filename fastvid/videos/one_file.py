@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import ClassVar, Final, NoReturn
+from typing import ClassVar, NoReturn
 
 import pyarrow as pa
 
@@ -24,8 +24,6 @@ from fastvid.runtime.values import check_choice, path_text
 from fastvid.storage.protocol import Version
 from fastvid.storage.urls import is_remote, open_file
 
-_ONLY: Final = (PICTURES,)
-
 
 @dataclass(frozen=True, slots=True)
 class OneFile:
@@ -36,7 +34,7 @@ class OneFile:
     indexed: StreamInfo
     packets: PacketTable
 
-    streams: ClassVar[tuple[str, ...]] = _ONLY
+    streams: ClassVar[tuple[str, ...]] = (PICTURES,)
     num_streams: ClassVar[int] = 1
     root: ClassVar[Root] = Root("", "")
 
