@@ -327,7 +327,7 @@ def _slices(codec: Codec, extradata: bytes, packets: Packets, whole: bool) -> It
         # The header of an HEVC unit has two bytes, but a unit of a damaged stream may have only one.
         slices = [unit for unit in units if len(unit) > 1 and nal_type(codec, unit) in _SLICES[codec]]
         if whole and not slices:
-            raise FormatError(f"packet {number} contains no slice of {codec.label}")
+            raise FormatError(f"packet {number} contains no {'H.264' if codec is Codec.H264 else 'HEVC'} slice")
         yield slices
 
 
