@@ -159,7 +159,7 @@ def _ffmpeg() -> dict[str, Any]:
 
 def _parity(runs: list[Backend]) -> list[dict[str, Any]]:
     """Decode test clips with every decoder that works here."""
-    from fastvid.media.prove import make_sample_clips
+    from fastvid.media.ffmpeg import make_sample_clips
 
     with tempfile.TemporaryDirectory(prefix="fastvid-doctor-") as folder:
         clips = []

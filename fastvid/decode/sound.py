@@ -25,17 +25,14 @@ from av.codec.context import CodecContext
 from av.filter import Graph
 
 from fastvid.decode.clips import reading
-from fastvid.errors import DecodeError, FormatError, UsageError
-from fastvid.format.mp4 import AudioTrack, find_box, read_sound_track
+from fastvid.errors import DecodeError, UsageError
+from fastvid.format.mp4 import AudioTrack, find_moov, read_sound_track
 from fastvid.format.shard import BlockReader, Shard
 from fastvid.runtime.arrays import BoolArray, Float32Array, IntArray
 from fastvid.runtime.values import check_integer
 
 MOST_RATE: Final = 768_000
 """Highest sample rate, in samples per second: four times that of studio recordings."""
-
-
-_BOX_HEADER: Final = 16  # bytes of the longest box header
 
 
 @dataclass(frozen=True)
@@ -362,14 +359,5 @@ def _swresample(samples: Float32Array, rate: int, wanted: int) -> Float32Array:
 
 def load_track(reader: BlockReader) -> AudioTrack:
     """Read the audio track of an M4A; only the tables are read, not the packets."""
-    at = 0
-    while at + 8 <= reader.size:
-        header = reader.bytes(at, min(_BOX_HEADER, reader.size - at))
-        size, name = int.from_bytes(header[:4], "big"), bytes(header[4:8])
-        size = int.from_bytes(header[8:16], "big") if size == 1 else size or reader.size - at
-        if size < 8:
-            break
-        if name == b"moov":
-            return read_sound_track(find_box(reader.bytes(at, size), b"moov", "file"), reader.size)
-        at += size
-    raise FormatError("M4A has no moov box")
+    size = reader.size
+    return read_sound_track(find_moov(lambda at, count: reader.bytes(at, min(count, size - at)), size), size)

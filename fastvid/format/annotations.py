@@ -30,7 +30,6 @@ import os
 import struct
 import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -45,6 +44,7 @@ import pyarrow.compute as pc
 
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.generations import Generation, ShardRecord, read_annotations
+from fastvid.format.packets import Recent
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, SIGNALS, from_parquet, numpy_integers, to_parquet
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.values import sha256
@@ -141,25 +141,13 @@ MAPPED_ROWS: Final = 100_000
 _LAYOUT: Final = "2"
 
 
-def _labels(table: pa.Table) -> IntArray:
-    return numpy_integers(table["label"], null=-1)
-
-
-def _num_frames(table: pa.Table) -> IntArray:
-    return np.asarray(table["num_frames"].to_numpy(), dtype=np.int64)
-
-
-def _rows(table: pa.Table) -> IntArray:
-    return np.arange(table.num_rows, dtype=np.int64)
-
-
-def _by_key(table: pa.Table) -> IntArray:
-    return np.asarray(pc.sort_indices(table["key"]).to_numpy(), dtype=np.int64)
-
-
+# How each array of `GenerationRows` is computed, int64 [N].
 _ARRAYS: Final[dict[str, Callable[[pa.Table], IntArray]]] = {
-    "labels": _labels, "num_frames": _num_frames, "rows": _rows, "by_key": _by_key,
-}  # fmt: skip
+    "labels": lambda table: numpy_integers(table["label"], null=-1),
+    "num_frames": lambda table: np.asarray(table["num_frames"].to_numpy(), dtype=np.int64),
+    "rows": lambda table: np.arange(table.num_rows, dtype=np.int64),
+    "by_key": lambda table: np.asarray(pc.sort_indices(table["key"]).to_numpy(), dtype=np.int64),
+}
 
 
 class GenerationRows:
@@ -338,8 +326,7 @@ class Signals(Mapping[str, Mapping[str, Any]]):
         # First frame of each sample, counted over all samples.
         self._starts: IntArray = np.concatenate([[0], np.cumsum(num_frames, dtype=np.int64)])
         self._lock = threading.Lock()
-        self._arrays: OrderedDict[tuple[int, str], npt.NDArray[Any]] = OrderedDict()
-        self._bytes = 0
+        self._arrays = Recent[tuple[int, str], npt.NDArray[Any]](MEMORY, _in_memory)
 
     def __getitem__(self, name: str) -> Mapping[str, Any]:
         """Return ``names`` of a signal's values and ``stats`` over all frames, as far as the dataset has them."""
@@ -376,21 +363,11 @@ class Signals(Mapping[str, Mapping[str, Any]]):
         return found
 
     def _array(self, shard: int, name: str) -> npt.NDArray[Any]:
-        with self._lock:
+        with self._lock:  # so that two threads do not read the same signals
             found = self._arrays.get((shard, name))
-            if found is not None:
-                self._arrays.move_to_end((shard, name))
-                return found
-            found = self._arrays[shard, name] = _as_array(self._column(shard, name))
-            self._bytes += self._size(shard, found)
-            while self._bytes > MEMORY and len(self._arrays) > 1:
-                (other, _), array = self._arrays.popitem(last=False)
-                self._bytes -= self._size(other, array)
+            if found is None:
+                found = self._arrays.add((shard, name), _as_array(self._column(shard, name)))
             return found
-
-    def _size(self, shard: int, array: npt.NDArray[Any]) -> int:
-        """Return the bytes of memory that an array of a shard takes, 0 if it is mapped."""
-        return 0 if self._count(shard) >= MAPPED_FRAMES else array.nbytes
 
     def _count(self, shard: int) -> int:
         """Return the number of frames of a shard."""
@@ -407,6 +384,11 @@ class Signals(Mapping[str, Mapping[str, Any]]):
         if name not in table.column_names:
             raise FormatError(f"shard has no signal {name!r}", shard=record.name, hint=_RESTORE)
         return table[name]
+
+
+def _in_memory(array: npt.NDArray[Any]) -> int:
+    """Return the bytes of memory that an array of a shard takes, 0 if it is mapped."""
+    return 0 if len(array) >= MAPPED_FRAMES else array.nbytes
 
 
 def _as_array(column: pa.ChunkedArray) -> npt.NDArray[Any]:

@@ -22,7 +22,9 @@ from fastvid.format.schema import Codec, PacketFlag
 from fastvid.runtime.arrays import UInt32Array
 
 Bytes = bytes | memoryview
+Packets = Sequence[Bytes | None]
 
+_VP9_SYNC: Final = 0x498342
 _HEADER_BYTES: Final = 256  # more bytes than the header fields that are read here take in any codec
 AV1_SEQUENCE_HEADER, _FRAME_HEADER, _FRAME = 1, 3, 6
 _KEY_FRAME, _INTRA_ONLY, _SWITCH = 0, 2, 3
@@ -30,7 +32,7 @@ _SELECT: Final = 2  # seq_force_screen_content_tools and seq_force_integer_mv: s
 AV1C_FIELDS: Final = 4  # bytes before the OBUs in an av1C record
 
 
-def av1_flags(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
+def av1_flags(extradata: bytes, packets: Packets, _whole: bool = True) -> list[int]:
     """Return the `PacketFlag` bits of each AV1 packet, which is a temporal unit."""
     sequence = None
     for kind, body in _units(extradata[AV1C_FIELDS:]):
@@ -39,7 +41,7 @@ def av1_flags(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
     flags = []
     for number, packet in enumerate(packets):
         frames = []
-        for kind, body in _units(packet):
+        for kind, body in _units(packet or b""):
             if kind == AV1_SEQUENCE_HEADER:
                 sequence = _sequence(body)
             elif kind in (_FRAME_HEADER, _FRAME):
@@ -47,9 +49,9 @@ def av1_flags(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
         if not frames:
             raise FormatError(f"packet {number} contains no AV1 frame")
         flag = 0
-        if frames[0].key:
+        if frames[0][0]:
             flag |= PacketFlag.KEY
-        if not any(frame.refreshes for frame in frames):
+        if not any(refreshes for _, refreshes in frames):
             flag |= PacketFlag.DROPPABLE
         flags.append(flag)
     return flags
@@ -66,17 +68,12 @@ class _Sequence:
     order_hint_bits: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    key: bool
-    refreshes: bool
-
-
-def _units(data: Bytes) -> Iterator[tuple[int, memoryview]]:
-    """Yield the type and payload of each OBU of a packet (section 5.3)."""
-    view, position = memoryview(data), 0
+def obus(data: Bytes) -> Iterator[tuple[int, int, int, int]]:
+    """Yield of each OBU of a packet (section 5.3) its type, first byte, first byte of its payload, and end."""
+    view = memoryview(data)
+    position = 0
     while position < len(view):
-        header = view[position]
+        start, header = position, view[position]
         position += 1 + (header >> 2 & 1)
         size = len(view) - position
         if header >> 1 & 1:
@@ -88,8 +85,13 @@ def _units(data: Bytes) -> Iterator[tuple[int, memoryview]]:
                 more, shift, position = bool(view[position] & 0x80), shift + 7, position + 1
         if position + size > len(view):
             raise FormatError(f"AV1 OBU of {size} bytes exceeds its packet of {len(view)} bytes")
-        yield header >> 3 & 15, view[position : position + size]
+        yield header >> 3 & 15, start, position, position + size
         position += size
+
+
+def _units(data: Bytes) -> Iterator[tuple[int, memoryview]]:
+    """Yield the type and payload of each OBU of a packet."""
+    return ((kind, memoryview(data)[at:stop]) for kind, _, at, stop in obus(data))
 
 
 def _sequence(body: memoryview) -> _Sequence:
@@ -127,19 +129,19 @@ def _sequence(body: memoryview) -> _Sequence:
     return _Sequence(True, screen, integer, frame_id_bits, bits.read(3) + 1 if ordered else 0)
 
 
-def _frame(body: memoryview, sequence: _Sequence | None) -> _Frame:
-    """Parse a frame header (section 5.9.2) up to refresh_frame_flags.
+def _frame(body: memoryview, sequence: _Sequence | None) -> tuple[bool, bool]:
+    """Return whether a frame is a key frame, and whether it is stored in a reference slot (section 5.9.2).
 
     A frame that cannot be parsed this far counts as a reference and not as a key frame.
     """
     if sequence is None or not sequence.simple:
-        return _Frame(key=False, refreshes=True)
+        return False, True
     bits = Bits(body[:_HEADER_BYTES])
     if bits.read(1):  # show_existing_frame: refreshes slots if it shows a key frame, which this header does not say
-        return _Frame(key=False, refreshes=True)
+        return False, True
     kind, shown = bits.read(2), bits.read(1)
     if kind == _KEY_FRAME and shown:
-        return _Frame(key=True, refreshes=True)
+        return True, True
     if not shown:
         bits.read(1)  # showable_frame
     resilient = kind == _SWITCH or bits.read(1)
@@ -149,11 +151,11 @@ def _frame(body: memoryview, sequence: _Sequence | None) -> _Frame:
         bits.read(1)
     bits.read(sequence.frame_id_bits)
     if kind == _SWITCH:
-        return _Frame(key=False, refreshes=True)
+        return False, True
     bits.read(1 + sequence.order_hint_bits)  # frame_size_override_flag
     if kind not in (_KEY_FRAME, _INTRA_ONLY) and not resilient:
         bits.read(3)  # primary_ref_frame
-    return _Frame(key=False, refreshes=bits.read(8) != 0)
+    return False, bits.read(8) != 0
 
 
 class Bits:
@@ -184,29 +186,29 @@ _KEY: Final = int(PacketFlag.KEY)
 _DROPPABLE: Final = int(PacketFlag.DROPPABLE)
 _HIDDEN: Final = int(PacketFlag.HIDDEN)
 
-# H.264, ITU-T H.264 table 7-1.
-H264_SLICES: Final = range(1, 6)
-H264_IDR: Final = 5
-
-# HEVC, ITU-T H.265 table 7-1.
-HEVC_SLICES: Final = range(32)
-HEVC_SUB_LAYER_NON_REFERENCE: Final = frozenset({0, 2, 4, 6, 8, 10, 12, 14})
-HEVC_IDR: Final = frozenset({19, 20})
-HEVC_INTRA_RANDOM_ACCESS: Final = range(16, 24)
-HEVC_LEADING: Final = frozenset({6, 7, 8, 9})
+# Types of NAL units (ITU-T H.264 table 7-1, H.265 table 7-1): slices, and those of pictures at which a decoder discards
+# all references (IDR).
+_SLICES: Final = {Codec.H264: range(1, 6), Codec.HEVC: range(32)}
+_IDR: Final = {Codec.H264: frozenset({5}), Codec.HEVC: frozenset({19, 20})}
+_HEVC_SUB_LAYER_NON_REFERENCE: Final = frozenset({0, 2, 4, 6, 8, 10, 12, 14})
+_HEVC_INTRA_RANDOM_ACCESS: Final = frozenset(range(16, 24))
+_HEVC_LEADING: Final = frozenset({6, 7, 8, 9})
 
 
-def packet_flags(codec: Codec, extradata: bytes, packets: Sequence[Bytes]) -> UInt32Array:
+def packet_flags(codec: Codec, extradata: bytes, packets: Sequence[Bytes | None], *, whole: bool = True) -> UInt32Array:
     """Return the PacketFlag bits of every packet of a stream, uint32 [P].
 
     The first packet is KEY only if its own header says so.
+
+    `whole`: whether all bytes of the packets are known; otherwise only their first bytes, or None for a packet that was
+    not read. Not for AV1 and VP9, see `fastvid.format.headers`.
     """
-    flags = _RULES[codec](extradata, packets)
-    return np.asarray(kept_parameters(codec, extradata, packets, flags), dtype=np.uint32)
+    flags = _RULES[codec](extradata, packets, whole)
+    return np.asarray(kept_parameters(codec, extradata, packets, flags, whole=whole), dtype=np.uint32)
 
 
 def kept_parameters(
-    codec: Codec, extradata: bytes, packets: Sequence[Bytes | None], flags: Sequence[int], *, whole: bool = True
+    codec: Codec, extradata: bytes, packets: Packets, flags: Sequence[int], *, whole: bool
 ) -> list[int]:
     """Return flags without DROPPABLE for packets that contain new parameter sets, which later packets need.
 
@@ -233,12 +235,16 @@ def nal_units(packet: Bytes, length_size: int | None, *, whole: bool = True) -> 
     while position + length_size <= len(view):
         size = int.from_bytes(view[position : position + length_size], "big")
         position += length_size
-        if not size:
-            continue
         if whole and position + size > len(view):
             raise FormatError(f"NAL unit of {size} bytes exceeds its packet of {len(view)} bytes")
-        yield view[position : position + size]
+        if size and position < len(view):
+            yield view[position : position + size]
         position += size
+
+
+def nal_type(codec: Codec, unit: Bytes) -> int:
+    """Return the type of a NAL unit of H.264 or HEVC."""
+    return unit[0] & 31 if codec is Codec.H264 else unit[0] >> 1 & 63
 
 
 def nal_length_size(codec: Codec, extradata: bytes) -> int | None:
@@ -262,11 +268,19 @@ def changes_parameters(codec: Codec, extradata: bytes, packet: Bytes, *, whole: 
     kinds = PARAMETER_SETS.get(codec)
     if kinds is None:
         return False
-    shift, mask = (0, 31) if codec is Codec.H264 else (1, 63)
-    for unit in nal_units(packet, nal_length_size(codec, extradata), whole=whole):
-        if len(unit) and unit[0] >> shift & mask in kinds and bytes(unit) not in extradata:
-            return True
-    return False
+    units = nal_units(packet, nal_length_size(codec, extradata), whole=whole)
+    return any(nal_type(codec, unit) in kinds and bytes(unit) not in extradata for unit in units)
+
+
+def begins_afresh(codec: Codec, extradata: bytes, packet: Bytes) -> bool:
+    """Return whether a decoder discards all references and derived state at a packet: an IDR picture, or a key frame.
+
+    `codec`: H.264, HEVC or VP9.
+    """
+    if codec is Codec.VP9:
+        return begins_with_vp9_key(packet)
+    (slices,) = _slices(codec, extradata, [packet], whole=False)
+    return bool(slices) and all(nal_type(codec, unit) in _IDR[codec] for unit in slices)
 
 
 def parameter_sets(codec: Codec, record: bytes) -> Iterator[bytes]:
@@ -293,60 +307,61 @@ def has_arithmetic_coding(extradata: bytes) -> bool:
     with contextlib.suppress(FormatError, IndexError):
         for unit in parameter_sets(Codec.H264, extradata) if nal_length_size(Codec.H264, extradata) else ():
             if unit and unit[0] & 31 == 8:  # a picture parameter set
-                bits = Bits(unit[1:].replace(b"\0\0\3", b"\0\0"))
+                bits = unit_bits(unit)
                 bits.read_golomb()  # number of this parameter set
                 bits.read_golomb()  # number of its sequence parameter set
                 return bool(bits.read(1))
     return False
 
 
-def _h264(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
-    length_size = nal_length_size(Codec.H264, extradata)
-    flags = []
+def unit_bits(unit: Bytes) -> Bits:
+    """Return the bits of an H.264 NAL unit after its header byte, without emulation prevention bytes (7.4.1)."""
+    return Bits(bytes(unit[1:]).replace(b"\0\0\3", b"\0\0"))
+
+
+def _slices(codec: Codec, extradata: bytes, packets: Packets, whole: bool) -> Iterator[list[Bytes]]:
+    """Yield the slices of each packet; none if the known bytes of one that is not `whole` contain none."""
+    length_size = nal_length_size(codec, extradata)
     for number, packet in enumerate(packets):
-        slices = [unit[0] for unit in nal_units(packet, length_size) if unit[0] & 31 in H264_SLICES]
-        if not slices:
-            raise FormatError(f"packet {number} contains no H.264 slice")
-        flag = 0
+        units = () if packet is None else nal_units(packet, length_size, whole=whole)
+        # The header of an HEVC unit has two bytes, but a unit of a damaged stream may have only one.
+        slices = [unit for unit in units if len(unit) > 1 and nal_type(codec, unit) in _SLICES[codec]]
+        if whole and not slices:
+            raise FormatError(f"packet {number} contains no {'H.264' if codec is Codec.H264 else 'HEVC'} slice")
+        yield slices
+
+
+def _h264(extradata: bytes, packets: Packets, whole: bool) -> list[int]:
+    flags = []
+    for slices in _slices(Codec.H264, extradata, packets, whole):
         # All slices of an IDR picture are IDR, except those of a second field, which refers at most to the first field.
-        if slices[0] & 31 == H264_IDR:
-            flag |= _KEY
-        if not any(header >> 5 & 3 for header in slices):  # nal_ref_idc
-            flag |= _DROPPABLE
-        flags.append(flag)
+        key = slices and nal_type(Codec.H264, slices[0]) in _IDR[Codec.H264]
+        # nal_ref_idc is zero in all slices of a picture or in none (7.4.1), but a packet may have two fields.
+        droppable = slices and not any(unit[0] >> 5 & 3 for unit in slices)
+        flags.append((_KEY if key else 0) | (_DROPPABLE if droppable else 0))
     return flags
 
 
-def _hevc(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
-    length_size = nal_length_size(Codec.HEVC, extradata)
-    types, layers = [], []
-    for number, packet in enumerate(packets):
-        # A NAL unit header has two bytes, but a unit of a damaged stream may have only one.
-        units = [u for u in nal_units(packet, length_size) if len(u) > 1 and u[0] >> 1 & 63 in HEVC_SLICES]
-        if not units:
-            raise FormatError(f"packet {number} contains no HEVC slice")
-        types.append({unit[0] >> 1 & 63 for unit in units})
-        layers.append(min((unit[1] & 7) - 1 for unit in units))
-    highest = max(layers)
+def _hevc(extradata: bytes, packets: Packets, whole: bool) -> list[int]:
+    pictures = list(_slices(Codec.HEVC, extradata, packets, whole))
+    types = [{nal_type(Codec.HEVC, unit) for unit in slices} for slices in pictures]
+    layers = [min((unit[1] & 7) - 1 for unit in slices) if slices else None for slices in pictures]
+    # A picture that its own sub-layer does not refer to may still be a reference of higher sub-layers. The highest is
+    # known only if every packet's is.
+    highest = None if None in layers else max(layer for layer in layers if layer is not None)
     flags = []
     for number, (kinds, layer) in enumerate(zip(types, layers, strict=True)):
-        flag = 0
-        if kinds <= HEVC_IDR or (kinds <= set(HEVC_INTRA_RANDOM_ACCESS) and not _has_leading(types, number)):
-            flag |= _KEY
-        # A picture that its own sub-layer does not refer to may still be a reference of higher sub-layers.
-        if kinds <= HEVC_SUB_LAYER_NON_REFERENCE and layer == highest:
-            flag |= _DROPPABLE
-        flags.append(flag)
+        # Leading pictures that follow a random access point need the GOP before it.
+        is_last, following = number + 1 == len(types), types[number + 1 : number + 2]
+        closed = is_last or (following[0] and not following[0] & _HEVC_LEADING)
+        key = kinds and (kinds <= _IDR[Codec.HEVC] or (kinds <= _HEVC_INTRA_RANDOM_ACCESS and closed))
+        droppable = kinds and kinds <= _HEVC_SUB_LAYER_NON_REFERENCE and layer == highest
+        flags.append((_KEY if key else 0) | (_DROPPABLE if droppable else 0))
     return flags
 
 
-def _has_leading(types: Sequence[set[int]], number: int) -> bool:
-    """Return whether leading pictures follow a random access point; they need the GOP before it."""
-    return number + 1 < len(types) and bool(types[number + 1] & HEVC_LEADING)
-
-
-def _vp9(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
-    frames = [[Vp9Frame(frame) for frame in vp9_superframe(memoryview(packet))] for packet in packets]
+def _vp9(_extradata: bytes, packets: Packets, _whole: bool) -> list[int]:
+    frames = [[Vp9Frame(frame) for frame in vp9_superframe(memoryview(packet or b""))] for packet in packets]
     flags = []
     for number, packet_frames in enumerate(frames):
         if not packet_frames:
@@ -391,14 +406,14 @@ def vp9_superframe(packet: memoryview) -> list[memoryview]:
 class Vp9Frame:
     """The first fields of a VP9 uncompressed frame header (bitstream specification, section 6.2)."""
 
-    __slots__ = ("independent", "key", "refreshes", "show_existing", "shown")
+    __slots__ = ("_bits", "independent", "intra_only", "key", "profile", "refreshes", "show_existing", "shown")
 
     def __init__(self, frame: memoryview) -> None:
-        bits = Bits(frame[:_HEADER_BYTES])
+        self._bits = bits = Bits(frame[:_HEADER_BYTES])
         if bits.read(2) != 2:
             raise FormatError("VP9 frame has no frame marker")
-        profile = bits.read(1) | bits.read(1) << 1
-        if profile == 3:
+        self.profile = bits.read(1) | bits.read(1) << 1
+        if self.profile == 3:
             bits.read(1)
         self.show_existing = bool(bits.read(1))
         if self.show_existing:
@@ -408,34 +423,58 @@ class Vp9Frame:
         self.shown = bool(bits.read(1))
         resilient = bool(bits.read(1))
         self.independent = self.key or resilient
+        self.intra_only = False
         if self.key:
             self.refreshes = True
             return
-        intra_only = False if self.shown else bool(bits.read(1))
+        self.intra_only = False if self.shown else bool(bits.read(1))
         if not resilient:
             bits.read(2)  # reset_frame_context
-        if intra_only:
+        if self.intra_only:
             bits.read(24)  # frame_sync_code
-            if profile:
+            if self.profile:
                 # In profiles 1 to 3 bit depth and chroma format follow; do not parse them, count it as a reference.
                 self.refreshes = True
                 return
         self.refreshes = bits.read(8) != 0
 
+    def read_size(self) -> tuple[int, int] | None:
+        """Return width and height in pixels; None if they are those of an earlier picture. Call it only once."""
+        bits = self._bits
+        if self.profile:
+            raise FormatError("VP9 pictures are not 8-bit 4:2:0 (profile 0)")
+        if self.show_existing:
+            return None
+        if self.key:
+            if bits.read(24) != _VP9_SYNC:
+                raise FormatError("VP9 key frame has no sync code")
+            bits.read(4)  # colour space and range
+        elif not self.intra_only:
+            bits.read(3 * 4)  # three references with their signs
+            if any(bits.read(1) for _ in range(3)):  # found_ref: inherits the size of that reference
+                return None
+        return bits.read(16) + 1, bits.read(16) + 1
 
-def _intra(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
+
+def begins_with_vp9_key(head: Bytes | None) -> bool:
+    """Return whether the first frame of a VP9 packet is a key frame."""
+    try:
+        return bool(head) and Vp9Frame(memoryview(head or b"")).key
+    except FormatError:
+        return False
+
+
+def _intra(_extradata: bytes, packets: Packets, _whole: bool) -> list[int]:
     return [_KEY | _DROPPABLE] * len(packets)
 
 
-def _vp8(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
+def _vp8(_extradata: bytes, packets: Packets, whole: bool) -> list[int]:
     # RFC 6386 section 9.1: bit 0 is clear in a key frame, bit 4 is set in a shown one. Which references a frame updates
     # is arithmetic-coded, so every frame counts as a reference.
-    flags = []
-    for number, packet in enumerate(packets):
-        if not len(packet):
-            raise FormatError(f"packet {number} is empty")
-        flags.append((0 if packet[0] & 1 else _KEY) | (0 if packet[0] & 16 else _HIDDEN))
-    return flags
+    if whole and not all(packets):
+        raise FormatError(f"packet {[bool(packet) for packet in packets].index(False)} is empty")
+    firsts = [packet[0] if packet else None for packet in packets]
+    return [0 if first is None else (0 if first & 1 else _KEY) | (0 if first & 16 else _HIDDEN) for first in firsts]
 
 
 def _annex_b(view: memoryview) -> Iterator[memoryview]:
@@ -450,7 +489,7 @@ def _annex_b(view: memoryview) -> Iterator[memoryview]:
         start = stop
 
 
-_RULES: Final[dict[Codec, Callable[[bytes, Sequence[Bytes]], list[int]]]] = {
+_RULES: Final[dict[Codec, Callable[[bytes, Packets, bool], list[int]]]] = {
     Codec.AV1: av1_flags,
     Codec.H264: _h264,
     Codec.HEVC: _hevc,

@@ -15,11 +15,10 @@ import functools
 import hashlib
 import logging
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import PurePosixPath
 from typing import Any, Final, Self
 
@@ -34,6 +33,7 @@ from fastvid.format.generations import Generation as Generation
 from fastvid.format.generations import ShardRecord as ShardRecord
 from fastvid.format.generations import commit_generation as commit_generation
 from fastvid.format.generations import history, read_annotations, read_generation, read_head
+from fastvid.format.packets import Recent
 from fastvid.format.planes import DepthScale
 from fastvid.format.schema import DEPTH, StreamFlag, arrow_integers
 from fastvid.format.selection import in_split, matching_rows, with_class
@@ -41,7 +41,7 @@ from fastvid.format.shard import Shard
 from fastvid.runtime.arrays import BoolArray, IntArray
 from fastvid.runtime.names import meant
 from fastvid.runtime.near_names import near_names
-from fastvid.runtime.values import check_choice, check_kind, sha256
+from fastvid.runtime.values import as_type, check_choice, check_kind, sha256
 from fastvid.storage import Storage, open_storage
 
 _LOG = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class Dataset:
     def depth(self) -> Mapping[str, DepthScale]:
         """The streams that show depth, by name, and how their levels become distances."""
         known = self.generation.extras.get(DEPTH, {})
-        return {stream: DepthScale.from_json(record) for stream, record in known.items()}
+        return {stream: as_type(record, DepthScale) for stream, record in known.items()}
 
     @cached_property
     def signals(self) -> Signals:
@@ -201,15 +201,14 @@ class Dataset:
         """
         numbers = self._numbers(samples)
         if not len(numbers):
-            raise UsageError("no sample is selected", file=self.storage.url, hint="select at least one")
+            raise self._refusal("no sample is selected", "select at least one")
         distinct, counts = np.unique(numbers, return_counts=True)
         if len(distinct) < len(numbers):
             twice = int(distinct[counts > 1][0])
-            raise UsageError(
+            raise self._refusal(
                 f"sample {twice} is selected {counts[counts > 1][0]} times",
-                file=self.storage.url,
+                "drop duplicates: a loader's `clips_per_video` visits every sample several times",
                 key=self.key(twice),
-                hint="drop duplicates: a loader's `clips_per_video` visits every sample several times",
             )
         chosen = copy.copy(self)
         chosen.rows = self.rows[numbers]
@@ -225,18 +224,12 @@ class Dataset:
             return self._numbers_of_keys(wanted.tolist())
         if wanted.ndim == 1 and wanted.dtype.kind == "b":
             if len(wanted) != len(self):
-                raise UsageError(
-                    f"mask has {len(wanted)} values for {len(self)} samples",
-                    file=self.storage.url,
-                    hint="give one boolean for each sample",
-                )
+                message = f"mask has {len(wanted)} values for {len(self)} samples"
+                raise self._refusal(message, "give one boolean for each sample")
             return np.flatnonzero(wanted)
         if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
-            raise UsageError(
-                f"cannot select samples by {wanted.dtype} {list(wanted.shape)}",
-                file=self.storage.url,
-                hint="give a slice, a list of numbers or keys, or one boolean for each sample",
-            )
+            message = f"cannot select samples by {wanted.dtype} {list(wanted.shape)}"
+            raise self._refusal(message, "give a slice, a list of numbers or keys, or one boolean for each sample")
         outside = wanted[(wanted < 0) | (wanted >= len(self))]
         if len(outside):
             raise SampleNotFoundError(
@@ -257,11 +250,8 @@ class Dataset:
     def shard_sizes(self) -> IntArray:
         """Number of selected samples in each shard of the generation, int64 [S]. They are numbered shard by shard."""
         if not self.is_in_order:
-            raise UsageError(
-                "the selected samples are not in the order of the shards, so they cannot be read shard by shard",
-                file=self.storage.url,
-                hint="sort the numbers given to `select`, or use shuffle=True",
-            )
+            message = "the selected samples are not in the order of the shards, so they cannot be read shard by shard"
+            raise self._refusal(message, "sort the numbers given to `select`, or use shuffle=True")
         return np.diff(np.searchsorted(self.rows, self._ends), prepend=0)
 
     @cached_property
@@ -280,6 +270,9 @@ class Dataset:
     def is_open(self, index: int) -> bool:
         """Return whether a shard is open."""
         return index in self._shards
+
+    def _refusal(self, message: str, hint: str, **where: object) -> UsageError:
+        return UsageError(message, hint=hint, file=self.storage.url, **where)
 
     def _require(self, name: str) -> None:
         check_choice("dataset has no column {}", name, self.column_names)
@@ -349,11 +342,7 @@ class OpenShards:
     """
 
     def __init__(self, limit: int = MEMORY) -> None:
-        self.limit = limit
-        self._lock = threading.Lock()
-        self._shards: OrderedDict[Hashable, tuple[Shard, int]] = OrderedDict()
-        self._bytes = 0
-        self._is_full = False
+        self._shards = Recent[Hashable, Shard](limit, attrgetter("nbytes"))
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._shards
@@ -362,28 +351,13 @@ class OpenShards:
         return len(self._shards)
 
     def get(self, key: Hashable, make: Callable[[bool], Shard]) -> Shard:
-        """Return the shard of a key; `make` opens it, and gets whether the whole sidecar may be kept in memory."""
-        with self._lock:
-            known = self._shards.get(key)
-            if known is not None:
-                self._count(key, known[0])
-                return known[0]
-        # No lock: several threads can open shards at once; if two open the same one, the first is kept.
-        shard = make(not self._is_full)
-        with self._lock:
-            if key in self._shards:
-                shard = self._shards[key][0]
-            self._count(key, shard)
-            while self._bytes > self.limit and len(self._shards) > 1:
-                self._bytes -= self._shards.popitem(last=False)[1][1]
-                self._is_full = True
-        return shard
+        """Return the shard of a key; `make` opens it, and gets whether the whole sidecar may be kept in memory.
 
-    def _count(self, key: Hashable, shard: Shard) -> None:
-        """Make a shard the most recently used, and update its memory, which grows when it reads its list of files."""
-        before = self._shards.pop(key, (shard, 0))[1]
-        self._shards[key] = shard, shard.nbytes
-        self._bytes += shard.nbytes - before
+        Several threads can open shards at once; if two open the same one, the first is kept. The memory of a shard
+        grows when it reads its list of files.
+        """
+        known = self._shards.get(key)
+        return self._shards.add(key, make(not self._shards.was_full) if known is None else known)
 
 
 @functools.cache
@@ -452,8 +426,5 @@ def whole_file(shard: Shard, row: int, stream: str = "") -> tuple[str, bytes]:
             file=shard.file(row, stream).file,
             hint="write its frames with `fastvid get --seconds`, or encode the dataset with `fastvid transcode` first",
         )
-    reader = shard.reader(row, stream)
-    data = bytearray(reader.size)
-    reader([(0, memoryview(data))])
     suffix = PurePosixPath(shard.file(row, stream).file).suffix.lower().lstrip(".")
-    return suffix or "mp4", bytes(data)
+    return suffix or "mp4", shard.reader(row, stream).whole()

@@ -33,22 +33,9 @@ import pyarrow.compute as pc
 from msgspec import Meta
 
 from fastvid.errors import ConflictError, FormatError, StorageError, UsageError
+from fastvid.format import schema
 from fastvid.format.in_place import Root, parse_root
 from fastvid.format.reason import current_reason, now
-from fastvid.format.schema import (
-    ANNOTATION_FIELDS,
-    DATASET_JSON,
-    FORMAT,
-    FORMAT_VERSION,
-    IN_PLACE,
-    IN_PLACE_SUFFIXES,
-    SHARD_SUFFIXES,
-    annotations_file,
-    check_version,
-    from_parquet,
-    generation_file,
-    to_parquet,
-)
 from fastvid.runtime import faults
 from fastvid.runtime.names import is_video
 from fastvid.runtime.values import as_type, check_integer, sha256, things
@@ -65,23 +52,23 @@ class Head:
     generation: int  # number of the current generation
     revision: int  # grows by one with each swap of the record
     content: bytes  # the record's bytes as read; a swap succeeds only while the file still contains them
-    major: int = FORMAT_VERSION[0]
+    major: int = schema.FORMAT_VERSION[0]
     tags: Mapping[str, int] = field(default_factory=dict)
 
 
-def read_head(storage: Storage, *, oldest: int = FORMAT_VERSION[0]) -> Head:
+def read_head(storage: Storage, *, oldest: int = schema.FORMAT_VERSION[0]) -> Head:
     """Read the commit record of a dataset; `oldest`: lowest major version of the format that is accepted."""
-    if not storage.exists(DATASET_JSON):
+    if not storage.exists(schema.DATASET_JSON):
         raise StorageError(
-            f"there is no dataset: {DATASET_JSON} is missing", file=storage.url, hint=_what_else(storage.url)
+            f"there is no dataset: {schema.DATASET_JSON} is missing", file=storage.url, hint=_what_else(storage.url)
         )
-    content = storage.read(DATASET_JSON)
-    with malformed(DATASET_JSON, storage):
+    content = storage.read(schema.DATASET_JSON)
+    with malformed(schema.DATASET_JSON, storage):
         record = json.loads(content)
-        if record["format"] != FORMAT:
-            raise ValueError(f"format {record['format']!r} is not {FORMAT!r}")
+        if record["format"] != schema.FORMAT:
+            raise ValueError(f"format {record['format']!r} is not {schema.FORMAT!r}")
         major, minor = map(int, record["version"].split("."))
-        check_version(major, minor, file=DATASET_JSON, oldest=oldest)
+        schema.check_version(major, minor, file=schema.DATASET_JSON, oldest=oldest)
         check_seal(record, major)
         generation, revision = as_type(record["generation"], Count), as_type(record.get("revision", 0), Count)
         tags = as_type(record.get("tags", {}), dict[str, Count])
@@ -118,14 +105,14 @@ def swap_head(
     revision = head.revision + 1 if head else 1
     tags = dict(head.tags if head and tags is None else tags or {})
     record: dict[str, Any] = {
-        "format": FORMAT,
-        "version": ".".join(map(str, FORMAT_VERSION)),
+        "format": schema.FORMAT,
+        "version": ".".join(map(str, schema.FORMAT_VERSION)),
         "dataset_id": dataset_id,
         "generation": generation,
         "revision": revision,
     }
     content = sealed(record | ({"tags": tags} if tags else {}))
-    if not storage.swap(DATASET_JSON, content, head.content if head else None):
+    if not storage.swap(schema.DATASET_JSON, content, head.content if head else None):
         raise ConflictError(
             "another process changed the dataset in the meantime; nothing was written",
             file=storage.url,
@@ -181,12 +168,12 @@ class ShardRecord:
     @property
     def is_in_place(self) -> bool:
         """Whether the shard only lists files of videos that the dataset does not contain, `fastvid.format.in_place`."""
-        return self.profile.get("name") == IN_PLACE
+        return self.profile.get("name") == schema.IN_PLACE
 
     @property
     def suffixes(self) -> tuple[str, ...]:
         """Suffixes of its files; the suffix of the tar, or of the list of videos in place, comes first."""
-        suffixes = IN_PLACE_SUFFIXES if self.is_in_place else SHARD_SUFFIXES
+        suffixes = schema.IN_PLACE_SUFFIXES if self.is_in_place else schema.SHARD_SUFFIXES
         return (*suffixes, *(("signals.parquet",) if self.signals else ()))
 
     @property
@@ -226,7 +213,7 @@ class Generation:
     @property
     def root(self) -> str | None:
         """Folder or URL below which the videos of its shards in place are; None if there are none."""
-        found = self.extras.get(IN_PLACE)
+        found = self.extras.get(schema.IN_PLACE)
         return None if found is None else str(found["root"])
 
     @property
@@ -245,7 +232,7 @@ def commit_generation(
     higher than requested if an interrupted commit has used the requested one.
     """
     check_annotations(generation, annotations)
-    if head is None and storage.exists(DATASET_JSON):
+    if head is None and storage.exists(schema.DATASET_JSON):
         head = read_head(storage)
     current = head.generation if head else 0
     if current >= generation.number:
@@ -254,7 +241,7 @@ def commit_generation(
             file=storage.url,
             hint=f"run the command again: the current generation is {current}",
         )
-    table = to_parquet(annotations)
+    table = schema.to_parquet(annotations)
     generation = replace(
         generation,
         parent=current,
@@ -265,7 +252,7 @@ def commit_generation(
         reason=current_reason(),
     )
     generation = _claim(storage, generation)
-    storage.write(annotations_file(generation.number), table)
+    storage.write(schema.annotations_file(generation.number), table)
     faults.reach("manifest")
     swap_head(storage, head, dataset_id=dataset_id, generation=generation.number)
     faults.reach("committed")
@@ -276,7 +263,7 @@ def check_annotations(generation: Generation, annotations: pa.Table) -> None:
     """Raise FormatError if annotations do not match a generation, or lack required columns."""
     if annotations.num_rows != generation.num_samples:
         raise FormatError(f"{annotations.num_rows} annotations for {generation.num_samples} samples")
-    missing = [name for name in ANNOTATION_FIELDS if name not in annotations.column_names]
+    missing = [name for name in schema.ANNOTATION_FIELDS if name not in annotations.column_names]
     if missing:
         raise FormatError(f"annotations have no columns {', '.join(missing)}")
     keys = annotations["key"]
@@ -284,7 +271,7 @@ def check_annotations(generation: Generation, annotations: pa.Table) -> None:
         counts = pc.value_counts(keys)
         duplicate = next(c["values"] for c in counts.to_pylist() if c["counts"] > 1)
         raise FormatError("duplicate key in the annotations", key=duplicate)
-    for name, kind in ANNOTATION_FIELDS.items():
+    for name, kind in schema.ANNOTATION_FIELDS.items():
         if annotations.schema.field(name).type != kind:
             raise FormatError(f"column {name!r} has type {annotations.schema.field(name).type}, expected {kind}")
 
@@ -294,7 +281,7 @@ def read_generation(storage: Storage, which: int | str | None = None) -> tuple[s
     head = read_head(storage)
     number = head.generation if which is None else _number(which, head, storage)
     # Numbers above the current one belong to unfinished or interrupted commits.
-    if number > head.generation or not storage.exists(generation_file(number)):
+    if number > head.generation or not storage.exists(schema.generation_file(number)):
         raise StorageError(
             f"dataset has no generation {number}",
             file=storage.url,
@@ -318,7 +305,7 @@ def _number(which: int | str, head: Head, storage: Storage) -> int:
 
 def read_annotations(storage: Storage, generation: Generation) -> pa.Table:
     """Read all rows of a generation's annotations, in the order of its shards."""
-    name = annotations_file(generation.number)
+    name = schema.annotations_file(generation.number)
     try:
         content = storage.read(name)
     except StorageError as error:
@@ -337,7 +324,7 @@ def read_annotations(storage: Storage, generation: Generation) -> pa.Table:
             file=storage.url,
             hint="restore the file from a copy of the dataset, or open an older generation",
         )
-    table = from_parquet(content, file=name)
+    table = schema.from_parquet(content, file=name)
     if table.num_rows != generation.num_samples:
         raise FormatError(
             f"{table.num_rows} annotations for {generation.num_samples} samples",
@@ -353,10 +340,10 @@ def upgrade_records(storage: Storage, head: Head) -> None:
     Call after the sidecars were rebuilt. Until the last write, this fastvid rejects the dataset; calling again resumes.
     """
     for generation in history(storage, head):
-        found = sha256(storage.read(annotations_file(generation.number)))
+        found = sha256(storage.read(schema.annotations_file(generation.number)))
         complete = replace(generation, annotations_sha256=generation.annotations_sha256 or found)
         read_annotations(storage, complete)
-        storage.write(generation_file(generation.number), sealed(_as_record(complete)))
+        storage.write(schema.generation_file(generation.number), sealed(_as_record(complete)))
     swap_head(storage, head, dataset_id=head.dataset_id, generation=head.generation)
 
 
@@ -367,10 +354,10 @@ def history(storage: Storage, head: Head) -> Iterator[Generation]:
         generation = _read_record(storage, number, head.major)
         yield generation
         number = generation.parent
-        if number and not storage.exists(generation_file(number)):
+        if number and not storage.exists(schema.generation_file(number)):
             # `fastvid gc` deletes generations between the newest ones and those that have a tag.
             older = [tagged for tagged in head.tags.values() if tagged < number]
-            number = max((tagged for tagged in older if storage.exists(generation_file(tagged))), default=0)
+            number = max((tagged for tagged in older if storage.exists(schema.generation_file(tagged))), default=0)
 
 
 def _as_record(generation: Generation) -> dict[str, Any]:
@@ -384,11 +371,11 @@ def _as_record(generation: Generation) -> dict[str, Any]:
 
 def _claim(storage: Storage, generation: Generation) -> Generation:
     """Create the generation's record under its number, or under the next free one."""
-    while not storage.swap(generation_file(generation.number), sealed(_as_record(generation)), None):
+    while not storage.swap(schema.generation_file(generation.number), sealed(_as_record(generation)), None):
         # If the existing record differs only in its time, it is an interrupted commit of the same change: resume it.
         # Do not reuse the number of any other record: its files may be about to be deleted.
         with contextlib.suppress(FormatError, StorageError):
-            found = _read_record(storage, generation.number, FORMAT_VERSION[0])
+            found = _read_record(storage, generation.number, schema.FORMAT_VERSION[0])
             if replace(found, time=generation.time) == generation:
                 return found
         generation = replace(generation, number=generation.number + 1)
@@ -396,7 +383,7 @@ def _claim(storage: Storage, generation: Generation) -> Generation:
 
 
 def _read_record(storage: Storage, number: int, major: int) -> Generation:
-    name = generation_file(number)
+    name = schema.generation_file(number)
     content = storage.read(name)
     with malformed(name, storage):
         record = json.loads(content)

@@ -13,38 +13,20 @@ larger than the container says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from fastvid.errors import FormatError
-from fastvid.format.bitstream import (
-    AV1_SEQUENCE_HEADER,
-    AV1C_FIELDS,
-    H264_IDR,
-    H264_SLICES,
-    HEVC_IDR,
-    HEVC_INTRA_RANDOM_ACCESS,
-    HEVC_LEADING,
-    HEVC_SLICES,
-    HEVC_SUB_LAYER_NON_REFERENCE,
-    Bits,
-    Bytes,
-    Vp9Frame,
-    av1_flags,
-    kept_parameters,
-    nal_length_size,
-    nal_units,
-    packet_flags,
-    parameter_sets,
-    vp9_superframe,
-)
+from fastvid.format import bitstream
+from fastvid.format.bitstream import Bits, Bytes, Packets, nal_length_size, nal_units, unit_bits
 from fastvid.format.schema import Codec, PacketFlag
 from fastvid.runtime.arrays import UInt8Array
 
-_SLICE, _SPS, _PPS = 1, 7, 8
+_SLICE, _IDR, _SPS, _PPS = 1, 5, 7, 8
 # profile_idc with a chroma format in the sequence parameter set (7.3.2.1.1).
 _CHROMA_PROFILES: Final = frozenset({44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 244})
 # More bytes than the fields of a slice header that are read take.
@@ -58,10 +40,7 @@ class _Sequence:
     frame_num_bits: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
-    bottom: bool
-    frame_num: int
+_Field = tuple[bool, int]  # whether it is a bottom field, and frame_num
 
 
 class FieldPairs:
@@ -95,10 +74,10 @@ class FieldPairs:
         first, self._first = self._first, None
         if not fields or fields[0] is None or any(field != fields[0] for field in fields):
             return False
-        field = fields[0]
-        if first is not None and first.bottom != field.bottom and first.frame_num == field.frame_num:
+        is_bottom, frame_num = fields[0]
+        if first == (not is_bottom, frame_num):
             return True
-        self._first = field
+        self._first = fields[0]
         return False
 
     def _fields(self, packet: Bytes) -> list[_Field | None]:
@@ -108,8 +87,8 @@ class FieldPairs:
             kind = unit[0] & 31
             if kind in (_SPS, _PPS):
                 self._read_parameters(unit)
-            elif kind in (_SLICE, H264_IDR):
-                fields.append(self._field(_bits(unit[:_SLICE_BYTES])))
+            elif kind in (_SLICE, _IDR):
+                fields.append(self._field(unit_bits(unit[:_SLICE_BYTES])))
         return fields
 
     def _field(self, bits: Bits) -> _Field | None:
@@ -119,12 +98,12 @@ class FieldPairs:
         if sequence.separate_planes:
             bits.read(2)
         frame_num = bits.read(sequence.frame_num_bits)
-        return None if sequence.frames_only or not bits.read(1) else _Field(bool(bits.read(1)), frame_num)
+        return None if sequence.frames_only or not bits.read(1) else (bool(bits.read(1)), frame_num)
 
     def _read_configuration(self, extradata: bytes) -> None:
         try:
             is_record = self._length_size is not None
-            for unit in parameter_sets(Codec.H264, extradata) if is_record else nal_units(extradata, None):
+            for unit in bitstream.parameter_sets(Codec.H264, extradata) if is_record else nal_units(extradata, None):
                 self._read_parameters(unit)
         except (FormatError, IndexError):
             return
@@ -132,7 +111,7 @@ class FieldPairs:
     def _read_parameters(self, unit: Bytes) -> None:
         if not len(unit) or unit[0] & 31 not in (_SPS, _PPS):
             return
-        bits = _bits(unit)
+        bits = unit_bits(unit)
         if unit[0] & 31 == _PPS:
             number = bits.read_golomb()
             self._pictures[number] = bits.read_golomb()
@@ -172,11 +151,6 @@ def _read_sequence(bits: Bits) -> tuple[int, _Sequence]:
     return number, _Sequence(bool(bits.read(1)), separate, frame_num_bits)
 
 
-def _bits(unit: Bytes) -> Bits:
-    """Return the bits of a NAL unit after its header byte, without emulation prevention bytes (7.4.1)."""
-    return Bits(bytes(unit[1:]).replace(b"\0\0\3", b"\0\0"))
-
-
 def _skip_scaling_list(bits: Bits, size: int) -> None:
     last = following = 8
     for _ in range(size):
@@ -189,8 +163,6 @@ def _skip_scaling_list(bits: Bits, size: int) -> None:
 # Start-of-frame markers of JPEG (ITU-T T.81 table B.1): C0 to CF except the markers of tables and extensions.
 _JPEG_FRAME: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_SCAN: Final = 0xDA
-_VP9_SYNC: Final = 0x498342
-_VP9_HEADER: Final = 12  # bytes: the size field ends at most 66 bits in
 
 
 def declared_size(codec: Codec, packet: memoryview) -> tuple[int, int] | None:
@@ -198,7 +170,7 @@ def declared_size(codec: Codec, packet: memoryview) -> tuple[int, int] | None:
     if codec is Codec.MJPEG:
         return _jpeg_size(packet)
     assert codec is Codec.VP9
-    sizes = {_vp9_size(frame) for frame in vp9_superframe(packet)} - {None}
+    sizes = {bitstream.Vp9Frame(frame).read_size() for frame in bitstream.vp9_superframe(packet)} - {None}
     if len(sizes) > 1:
         raise FormatError(f"pictures of one packet have different sizes: {sorted(filter(None, sizes))}")
     return sizes.pop() if sizes else None
@@ -226,34 +198,6 @@ def jpeg_segments(packet: memoryview) -> Iterator[tuple[int, int, int]]:
             return
 
 
-def _vp9_size(frame: memoryview) -> tuple[int, int] | None:
-    """Parse a VP9 frame header (bitstream specification, section 6.2) up to the frame size."""
-    header = Bits(frame[:_VP9_HEADER])
-    if header.read(2) != 2:
-        raise FormatError("VP9 frame has no frame marker")
-    if header.read(2):
-        raise FormatError("VP9 pictures are not 8-bit 4:2:0 (profile 0)")
-    if header.read(1):  # show_existing_frame
-        return None
-    inter, shown, resilient = header.read(1), header.read(1), header.read(1)
-    if not inter:
-        if header.read(24) != _VP9_SYNC:
-            raise FormatError("VP9 key frame has no sync code")
-        header.read(4)  # colour space and range
-        return header.read(16) + 1, header.read(16) + 1
-    intra_only = 0 if shown else header.read(1)
-    if not resilient:
-        header.read(2)  # reset_frame_context
-    if intra_only:
-        header.read(24 + 8)  # sync code, refresh_frame_flags
-        return header.read(16) + 1, header.read(16) + 1
-    header.read(8 + 3 * 4)  # refresh_frame_flags, three references with their signs
-    for _ in range(3):
-        if header.read(1):  # found_ref: inherits the size of that reference
-            return None
-    return header.read(16) + 1, header.read(16) + 1
-
-
 HEAD_BYTES: Final = 256
 """First bytes of a packet from which its flags are read; enough unless long messages precede its first slice."""
 
@@ -264,58 +208,30 @@ WHOLE_PACKETS: Final = frozenset({Codec.VP9})
 """Codecs whose packets must be read whole, because the end says which frames they contain (superframe index of VP9)."""
 
 _KEY: Final = int(PacketFlag.KEY)
-_DROPPABLE: Final = int(PacketFlag.DROPPABLE)
+_DROPPABLE: Final = np.uint32(PacketFlag.DROPPABLE)
 # More bytes than an AV1 frame needs, from the start of its OBU to refresh_frame_flags.
 _AV1_HEADER_BYTES: Final = 32
 
 
-def flags_of_heads(codec: Codec, extradata: bytes, heads: Sequence[Bytes | None], sizes: Sequence[int]) -> UInt8Array:
+def flags_of_heads(codec: Codec, extradata: bytes, heads: Packets, sizes: Sequence[int]) -> UInt8Array:
     """Return the PacketFlag bits of each packet, uint8 [P].
 
     `heads`: first bytes of each packet in decode order, all bytes of a shorter one; None for a packet that was not
     read. `sizes`: size of each packet in bytes.
     """
-    rule = _RULES.get(codec)
-    flags = [0] * len(heads) if rule is None else rule(extradata, heads, sizes)
-    return np.asarray(kept_parameters(codec, extradata, heads, flags, whole=False), dtype=np.uint8)
-
-
-def _h264(extradata: bytes, heads: Sequence[Bytes | None], _sizes: Sequence[int]) -> list[int]:
-    length_size = nal_length_size(Codec.H264, extradata)
+    if not bitstream.can_plan(codec):
+        return np.zeros(len(heads), np.uint8)
+    if codec in (Codec.AV1, Codec.VP9):
+        flags = (_av1 if codec is Codec.AV1 else _vp9)(extradata, heads, sizes)
+        return np.asarray(bitstream.kept_parameters(codec, extradata, heads, flags, whole=False), dtype=np.uint8)
+    found = bitstream.packet_flags(codec, extradata, heads, whole=False)
     # With fields, the second one may be a reference although the first is not, and begins after the bytes of the head.
-    fields = FieldPairs(Codec.H264.label, extradata).possible
-    flags = [0] * len(heads)
-    for number in [number for number, head in enumerate(heads) if head is not None]:
-        header = _first_unit(heads[number], length_size, lambda unit: unit[0] & 31 in H264_SLICES)
-        if header is not None:
-            flags[number] |= _KEY if header[0] & 31 == H264_IDR else 0
-            # nal_ref_idc is zero in all slices of a picture or in none (7.4.1).
-            flags[number] |= 0 if header[0] >> 5 & 3 or fields else _DROPPABLE
-    return flags
+    if FieldPairs(codec.label, extradata).possible:
+        found &= ~_DROPPABLE
+    return found.astype(np.uint8)
 
 
-def _hevc(extradata: bytes, heads: Sequence[Bytes | None], _sizes: Sequence[int]) -> list[int]:
-    length_size = nal_length_size(Codec.HEVC, extradata)
-    units = [_first_unit(head, length_size, lambda unit: unit[0] >> 1 & 63 in HEVC_SLICES) for head in heads]
-    kinds = [None if unit is None else unit[0] >> 1 & 63 for unit in units]
-    layers = [None if unit is None else (unit[1] & 7) - 1 for unit in units]
-    # Pictures of lower sub-layers may be references of higher ones. The highest is known only if every packet's is.
-    highest = None if None in layers else max(layer for layer in layers if layer is not None)
-    flags = []
-    for number, (kind, layer) in enumerate(zip(kinds, layers, strict=True)):
-        flag = 0
-        following = kinds[number + 1] if number + 1 < len(kinds) else -1
-        if kind in HEVC_IDR or (
-            kind in HEVC_INTRA_RANDOM_ACCESS and following is not None and following not in HEVC_LEADING
-        ):
-            flag |= _KEY
-        if kind in HEVC_SUB_LAYER_NON_REFERENCE and layer == highest:
-            flag |= _DROPPABLE
-        flags.append(flag)
-    return flags
-
-
-def _av1(extradata: bytes, heads: Sequence[Bytes | None], sizes: Sequence[int]) -> list[int]:
+def _av1(extradata: bytes, heads: Packets, sizes: Sequence[int]) -> list[int]:
     flags = []
     for head, size in zip(heads, sizes, strict=True):
         flag = 0
@@ -326,7 +242,7 @@ def _av1(extradata: bytes, heads: Sequence[Bytes | None], sizes: Sequence[int]) 
             extradata = sequence or extradata
             if is_enough:
                 try:
-                    (flag,) = av1_flags(extradata, [packet])
+                    (flag,) = bitstream.av1_flags(extradata, [packet])
                 except FormatError:
                     flag = 0
         flags.append(flag)
@@ -339,47 +255,23 @@ def _av1_head(packet: bytes, known: int) -> tuple[bytes, bool]:
     Returns the configuration record of a sequence header, empty if there is none, and whether these bytes determine
     the unit's flags: whether its last OBU begins in them, so that no other frame follows.
     """
-    position, sequence = 0, b""
-    while position < known:
-        start, header = position, packet[position]
-        position += 1 + (header >> 2 & 1)
-        size, shift, more = len(packet) - position, 0, bool(header >> 1 & 1)
-        if more:
-            size = 0
-        while more and position < known:
-            size |= (packet[position] & 0x7F) << shift
-            more, shift, position = bool(packet[position] & 0x80), shift + 7, position + 1
-        position += size
-        if more or position > len(packet):
-            break
-        if header >> 3 & 15 == AV1_SEQUENCE_HEADER and position <= known:
-            sequence = bytes(AV1C_FIELDS) + packet[start:position]
-        if position == len(packet):
-            return sequence, start + _AV1_HEADER_BYTES <= known or position <= known
+    sequence = b""
+    with contextlib.suppress(FormatError):
+        for kind, start, at, stop in bitstream.obus(packet):
+            if at > known:
+                break
+            if kind == bitstream.AV1_SEQUENCE_HEADER and stop <= known:
+                sequence = bytes(bitstream.AV1C_FIELDS) + packet[start:stop]
+            if stop == len(packet):
+                return sequence, start + _AV1_HEADER_BYTES <= known or stop <= known
     return sequence, False
 
 
-def _vp9(extradata: bytes, heads: Sequence[Bytes | None], sizes: Sequence[int]) -> list[int]:
+def _vp9(extradata: bytes, heads: Packets, sizes: Sequence[int]) -> list[int]:
     if all(head is not None and len(head) == size for head, size in zip(heads, sizes, strict=True)):
-        found: list[int] = packet_flags(Codec.VP9, extradata, [head or b"" for head in heads]).tolist()
+        found: list[int] = bitstream.packet_flags(Codec.VP9, extradata, [head or b"" for head in heads]).tolist()
         return found
-    return [_KEY if begins_with_vp9_key(head) else 0 for head in heads]
-
-
-def begins_with_vp9_key(head: Bytes | None) -> bool:
-    """Return whether the first frame of a VP9 packet is a key frame."""
-    try:
-        return bool(head) and Vp9Frame(memoryview(head or b"")).key
-    except FormatError:
-        return False
-
-
-def _vp8(extradata: bytes, heads: Sequence[Bytes | None], _sizes: Sequence[int]) -> list[int]:
-    return [0 if not head else int(packet_flags(Codec.VP8, extradata, [head])[0]) for head in heads]
-
-
-def _intra(_extradata: bytes, heads: Sequence[Bytes | None], _sizes: Sequence[int]) -> list[int]:
-    return [_KEY | _DROPPABLE] * len(heads)
+    return [_KEY if bitstream.begins_with_vp9_key(head) else 0 for head in heads]
 
 
 def shortened(codec: Codec, extradata: bytes, head: bytes) -> bytes:
@@ -398,21 +290,3 @@ def shortened(codec: Codec, extradata: bytes, head: bytes) -> bytes:
             return head[:position] + left.to_bytes(length_size, "big") + head[position + length_size :]
         position += length_size + size
     return head[:position]
-
-
-def _first_unit(head: Bytes | None, length_size: int | None, wanted: Callable[[memoryview], bool]) -> memoryview | None:
-    """Return the first two bytes of the first NAL unit that satisfies `wanted`; None if the head ends before it."""
-    for unit in () if head is None else nal_units(head, length_size, whole=False):
-        if len(unit) > 1 and wanted(memoryview(unit)):
-            return memoryview(unit)[:2]
-    return None
-
-
-_RULES: Final[dict[Codec, Callable[[bytes, Sequence[Bytes | None], Sequence[int]], list[int]]]] = {
-    Codec.AV1: _av1,
-    Codec.H264: _h264,
-    Codec.HEVC: _hevc,
-    Codec.MJPEG: _intra,
-    Codec.VP8: _vp8,
-    Codec.VP9: _vp9,
-}

@@ -20,10 +20,7 @@ from typing import Final
 import pyarrow as pa
 
 from fastvid.errors import FormatError, UsageError
-from fastvid.format.schema import (
-    from_parquet,
-    to_parquet,
-)
+from fastvid.format.schema import from_parquet, to_parquet
 from fastvid.runtime.names import decode_name, encode_name
 from fastvid.storage.protocol import Version
 from fastvid.storage.urls import is_remote

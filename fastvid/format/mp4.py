@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
@@ -23,9 +23,13 @@ from fastvid.errors import FormatError
 from fastvid.format.bitstream import can_plan, packet_flags
 from fastvid.format.packets import StreamInfo, packet_records
 from fastvid.format.presentation import Times, usual_step
-from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag
+from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag, matrix_of
 from fastvid.runtime.arrays import BoolArray, IntArray, RecordArray
 
+Read = Callable[[int, int], bytes | memoryview]
+"""Returns bytes of a file by offset and size; fewer at its end."""
+
+_MOST_MOOV: Final = 1 << 30
 _CODECS: Final = {
     b"avc1": Codec.H264,
     b"avc3": Codec.H264,
@@ -60,7 +64,6 @@ class Track:
     timescale: int  # ticks per second
     offsets: IntArray  # first byte of each packet in the file, int64 [P]
     sizes: IntArray  # size of each packet in bytes, int64 [P]
-    dts: IntArray  # decode time in ticks, int64 [P]
     last: int  # duration of the last packet, in ticks
     pts: IntArray  # presentation time in ticks, with the edit list applied, int64 [P]
     shown: BoolArray  # whether the edit list shows the packet's frame, bool [P]
@@ -140,7 +143,7 @@ def frame_rate(pts: IntArray, timescale: int, *, last: int) -> Fraction:
 
 def read_track(view: memoryview) -> Track:
     """Read the first video track of an MP4."""
-    return read_moov(find_box(view, b"moov", "file"), len(view))
+    return read_moov(_moov_in(view), len(view))
 
 
 def read_moov(moov: memoryview, file_size: int) -> Track:
@@ -158,7 +161,7 @@ def read_moov(moov: memoryview, file_size: int) -> Track:
     inner = dict(boxes(entry[_VISUAL_ENTRY:]))
     if codec is Codec.MPEG4 and descriptor(inner.get(b"esds"), DECODER_CONFIG)[:1] == bytes([_ESDS_JPEG]):
         codec = Codec.MJPEG
-    colour_range, matrix = _colour(inner.get(b"colr"), codec, inner.get(b"vpcC"))
+    colour_range, matrix = _colour(codec, inner)
 
     offsets, sizes = _packets(tables, file_size)
     count = len(sizes)
@@ -179,7 +182,6 @@ def read_moov(moov: memoryview, file_size: int) -> Track:
         timescale=timescale,
         offsets=offsets,
         sizes=sizes,
-        dts=dts,
         last=_last_duration(tables[b"stts"], timescale),
         pts=pts - start,
         shown=shown,
@@ -313,19 +315,48 @@ def _packets(tables: dict[bytes, memoryview], file_size: int) -> tuple[IntArray,
     return offsets, sizes
 
 
+def box_places(read: Read, size: int) -> Iterator[tuple[bytes, int, int, int]]:
+    """Yield name, offset, header size and size in bytes of each box of an MP4; the last may exceed the file.
+
+    `size`: of the file in bytes, or of the body of a box, whose bytes `read` returns.
+    """
+    position = 0
+    while position + 8 <= size:
+        head = read(position, 16)
+        length, name, header = int.from_bytes(head[:4], "big"), bytes(head[4:8]), 8
+        if length == 1:  # a 64-bit size follows (ISO/IEC 14496-12, 4.2)
+            length, header = int.from_bytes(head[8:16], "big"), 16
+        elif length == 0:
+            length = size - position
+        if length < header:
+            raise FormatError(f"MP4 box {name!r} of {length} bytes is shorter than its header")
+        yield name, position, header, length
+        position += length
+
+
+def find_moov(read: Read, size: int) -> memoryview:
+    """Return the body of the ``moov`` box of an MP4 or M4A of `size` bytes."""
+    for name, position, header, length in box_places(read, size):
+        if position + length > size:
+            raise FormatError(f"MP4 box {name!r} of {length} bytes exceeds the file")
+        if name == b"moov":
+            if length > _MOST_MOOV:
+                raise FormatError(f"MP4 has tables of {length} bytes")
+            return memoryview(read(position + header, length - header))
+    raise FormatError("MP4 has no moov box")
+
+
 def boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
     """Yield the name and body of each box inside a container box."""
-    position = 0
-    while position + 8 <= len(view):
-        size, name, header = _u32(view, position), bytes(view[position + 4 : position + 8]), 8
-        if size == 1:
-            size, header = int.from_bytes(view[position + 8 : position + 16], "big"), 16
-        elif size == 0:
-            size = len(view) - position
-        if size < header or position + size > len(view):
+    for name, position, header, size in box_places(lambda at, count: view[at : at + count], len(view)):
+        if position + size > len(view):
             raise FormatError(f"MP4 box {name!r} of {size} bytes exceeds its parent")
         yield name, view[position + header : position + size]
-        position += size
+
+
+def _moov_in(view: memoryview) -> memoryview:
+    """Return the body of the ``moov`` box of a file in memory."""
+    return find_moov(lambda at, count: view[at : at + count], len(view))
 
 
 def find_box(view: memoryview, wanted: bytes, parent: str) -> memoryview:
@@ -451,19 +482,11 @@ def _edits(trak: memoryview) -> tuple[int, int, int]:
     return (delay, *(heard[0] if heard else (0, 0)))
 
 
-def _colour(colr: memoryview | None, codec: Codec, vpcc: memoryview | None) -> tuple[Range, Matrix]:
-    if colr is not None and bytes(colr[:4]) == b"nclx" and len(colr) >= 11:
-        return (Range.FULL if colr[10] & 0x80 else Range.LIMITED), _matrix(_u16(colr, 8))
-    if vpcc is not None and len(vpcc) >= 10:
-        return (Range.FULL if vpcc[6] & 1 else Range.LIMITED), _matrix(vpcc[9])
-    return (Range.FULL if codec is Codec.MJPEG else Range.UNKNOWN), Matrix.UNKNOWN
-
-
-def _matrix(code: int) -> Matrix:
-    try:
-        return Matrix(code)
-    except ValueError:
-        return Matrix.UNKNOWN
+def _colour(codec: Codec, inner: dict[bytes, memoryview]) -> tuple[Range, Matrix]:
+    codes = _colour_codes(inner)
+    if codes is None or not codes[3]:
+        return (Range.FULL if codec is Codec.MJPEG else Range.UNKNOWN), Matrix.UNKNOWN
+    return Range(codes[3]), matrix_of(codes[2])
 
 
 def descriptor(esds: memoryview | None, tag: int) -> bytes:
@@ -529,7 +552,7 @@ class AudioTrack:
 
 def index_m4a(data: memoryview | bytes) -> AudioInfo:
     """Read the description of an M4A's audio track."""
-    return read_sound_track(find_box(memoryview(data), b"moov", "file"), len(data)).info
+    return read_sound_track(_moov_in(memoryview(data)), len(data)).info
 
 
 def read_sound_track(moov: memoryview, file_size: int) -> AudioTrack:
@@ -540,7 +563,8 @@ def read_sound_track(moov: memoryview, file_size: int) -> AudioTrack:
     codec = _AUDIO_CODECS.get(name)
     if codec is None or not rate or len(entry) < _AUDIO_ENTRY:
         raise FormatError(f"M4A has audio codec {name!r} at {rate} Hz; supported are mp4a (AAC) and alac")
-    total = _total(tables[b"stts"])
+    stts = tables[b"stts"]
+    total = sum(count * step for count, step in _table(stts, 8, _u32(stts, 4), 2).tolist())
     if total >= _MOST_SAMPLES:
         raise FormatError(f"M4A claims {total} audio samples")
     offsets, sizes = _packets(tables, file_size)
@@ -552,7 +576,7 @@ def read_sound_track(moov: memoryview, file_size: int) -> AudioTrack:
         num_packets=len(sizes),
         extradata=_extradata(codec, dict(boxes(entry[_AUDIO_ENTRY:]))),
     )
-    times = np.append(decode_times(tables[b"stts"], len(sizes)), info.num_samples).astype(np.int64)
+    times = np.append(decode_times(stts, len(sizes)), info.num_samples).astype(np.int64)
     delay, start, length = _edits(trak)
     stop = info.num_samples
     if length and movie_scale:
@@ -566,8 +590,3 @@ def _extradata(codec: str, inner: dict[bytes, memoryview]) -> bytes:
     if descriptor(inner.get(b"esds"), DECODER_CONFIG)[:1] != bytes([_OBJECT_AAC]):
         raise FormatError("elementary stream of the M4A is not AAC")
     return descriptor(inner.get(b"esds"), DECODER_SPECIFIC)
-
-
-def _total(times: memoryview) -> int:
-    runs = [(_u32(times, 8 + 8 * run), _u32(times, 12 + 8 * run)) for run in range(_u32(times, 4))]
-    return sum(count * step for count, step in runs)

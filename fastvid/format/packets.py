@@ -14,10 +14,10 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -232,15 +232,8 @@ def packet_records(
         raise FormatError(f"packet starts {int(offsets.max())} bytes into its member, 256 TiB is too far")
     records = np.zeros(len(offsets), dtype=PACKET_DTYPE)
     records["offset_high"] = offsets >> np.uint64(32)
-    columns = {
-        "offset": offsets & np.uint64(0xFFFFFFFF),
-        "size": sizes,
-        "crc32": crc32,
-        "frame": frames,
-        "flags": flags,
-    }
-    for name, column in columns.items():
-        records[name] = column
+    records["offset"] = offsets & np.uint64(0xFFFFFFFF)
+    records["size"], records["crc32"], records["frame"], records["flags"] = sizes, crc32, frames, flags
     return records
 
 
@@ -256,89 +249,85 @@ def packet_offsets(records: RecordArray) -> list[int]:
 # Cached: few combinations occur in a dataset, and each conversion to an enum costs as much as a cache look-up.
 @functools.lru_cache(maxsize=4096)
 def stream_info(
-    codec: int,
-    width: int,
-    height: int,
-    num_frames: int,
-    fps_num: int,
-    fps_den: int,
+    numbers: tuple[int, int, int, int, int, int, int, int, int, float],
     extradata: bytes,
-    range_: int,
-    matrix: int,
-    flags: int,
-    flow_bound: float,
     coded: Coded | None = None,
     times: bytes = b"",
 ) -> StreamInfo:
-    """Return the description of a stream from the fields of its STREAM_DTYPE record; ValueError if they are invalid."""
+    """Return the description of a stream from fields of its STREAM_DTYPE record; ValueError if they are invalid.
+
+    `numbers`: codec, width, height, number of frames, numerator and denominator of the rate, range, matrix, flags and
+    bound.
+    """
+    codec, width, height, num_frames, fps_num, fps_den, range_, matrix, flags, flow_bound = numbers
     if min(width, height) < 2 or fps_num < 1:
         raise ValueError(f"pictures of {width}x{height} at {fps_num}/{fps_den} frames per second")
     shown_at = Times(times, num_frames) if times else None
-    if coded is not None:
-        coded.check()
-    if shown_at is not None:
-        shown_at.check()
-    return StreamInfo(
-        codec=Codec(codec),
-        width=width,
-        height=height,
-        num_frames=num_frames,
-        fps=Fraction(fps_num, fps_den),
-        extradata=extradata,
-        range=Range(range_),
-        matrix=Matrix(matrix),
-        flags=StreamFlag(flags),
-        flow_bound=flow_bound,
-        coded=coded,
-        times=shown_at,
-    )
+    for one in (coded, shown_at):
+        if one is not None:
+            one.check()
+    kinds = Range(range_), Matrix(matrix), StreamFlag(flags)
+    rate = Fraction(fps_num, fps_den)
+    return StreamInfo(Codec(codec), width, height, num_frames, rate, extradata, *kinds, flow_bound, coded, shown_at)
 
 
-TABLE_MEMORY: Final = 16 * 2**20
-"""Bytes of packet tables that a process keeps: those of about 1,500 videos of 300 packets."""
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
+
+@dataclass(eq=False, repr=False)
+class Recent(Generic[K, V]):
+    """Keeps the most recently used values, within a limit of their bytes of memory. Thread-safe."""
+
+    limit: int  # total memory in bytes; at least one value is kept
+    size: Callable[[V], int]  # returns the memory of a value
+    was_full: bool = field(default=False, init=False)  # whether a value was dropped
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _values: OrderedDict[K, V] = field(default_factory=OrderedDict, init=False)
+    _sizes: dict[K, int] = field(default_factory=dict, init=False)
+    _bytes: int = field(default=0, init=False)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, key: K) -> V | None:
+        """Return a value that was added, or None."""
+        with self._lock:
+            value = self._values.get(key)
+            if value is not None:
+                self._values.move_to_end(key)
+            return value
+
+    def add(self, key: K, value: V) -> V:
+        """Keep a value, unless there is one already; return the kept one. Its memory is determined anew."""
+        with self._lock:
+            value = self._values.setdefault(key, value)
+            self._values.move_to_end(key)
+            before, self._sizes[key] = self._sizes.get(key, 0), self.size(value)
+            self._bytes += self._sizes[key] - before
+            while self._bytes > self.limit and len(self._values) > 1:
+                self._bytes -= self._sizes.pop(self._values.popitem(last=False)[0])
+                self.was_full = True
+        return value
+
+
+_TABLE_MEMORY: Final = 16 * 2**20  # bytes of packet tables that a process keeps: of about 1,500 videos of 300 packets
 _TABLE_BYTES: Final = 1000  # of the object itself
 _PACKET_BYTES: Final = 32  # of a packet: its record, its flags, and its entry in the table of frames
 
 
-class TableCache:
-    """Keeps the most recently used packet tables, because the next clip of a video needs the same one. Thread-safe.
-
-    If each frame of an episode is an item, the episode's table is used a thousand times an epoch; reading, checking and
-    parsing it takes as long as planning and reading the packets of a small clip. The key of a table includes the opened
-    shard, so that whoever opens a shard again reads and checks its tables again.
-
-    `limit`: total memory in bytes.
-    """
-
-    def __init__(self, limit: int = TABLE_MEMORY) -> None:
-        self.limit = limit
-        self._lock = threading.Lock()
-        self._tables: OrderedDict[Hashable, PacketTable] = OrderedDict()
-        self._bytes = 0
-
-    def get(self, key: Hashable) -> PacketTable | None:
-        """Return a table that was added, or None."""
-        with self._lock:
-            table = self._tables.get(key)
-            if table is not None:
-                self._tables.move_to_end(key)
-            return table
-
-    def add(self, key: Hashable, table: PacketTable) -> PacketTable:
-        """Keep a table, and return it."""
-        with self._lock:
-            if key not in self._tables:
-                self._tables[key] = table
-                self._bytes += _size(table)
-            while self._bytes > self.limit:
-                self._bytes -= _size(self._tables.popitem(last=False)[1])
-        return table
-
-
-TABLES: Final = TableCache()
-"""The tables of all shards of this process."""
-
-
-def _size(table: PacketTable) -> int:
+def table_bytes(table: PacketTable) -> int:
+    """Return the bytes of memory that a table takes."""
     return _TABLE_BYTES + _PACKET_BYTES * len(table)
+
+
+TABLES: Final[Recent[Hashable, PacketTable]] = Recent(_TABLE_MEMORY, table_bytes)
+"""The tables of all shards of this process that were used last, because the next clip of a video needs the same one.
+
+If each frame of an episode is an item, the episode's table is used a thousand times an epoch; reading, checking and
+parsing it takes as long as planning and reading the packets of a small clip. The key of a table includes the opened
+shard, so that whoever opens a shard again reads and checks its tables again.
+"""

@@ -17,8 +17,7 @@ record for each such stream under ``depth``: ``min`` and ``max`` are the distanc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -36,20 +35,17 @@ BOUND: Final = 20.0
 """Default bound in pixels per frame, as in the code of TSN (Wang et al. 2016); larger motion is clipped."""
 
 
-def to_levels(flow: npt.NDArray[np.floating[Any]], bound: float, out: UInt8Array | None = None) -> UInt8Array:
+def to_levels(flow: npt.NDArray[np.floating[Any]], bound: float) -> UInt8Array:
     """Convert the flow of one frame to a picture with x in its upper half and y in its lower half.
 
-    `flow`: float32 [H, W, 2], x and y in pixels per frame. `bound`: pixels per frame at the outermost level. `out`:
-    output, uint8 [2H, W]; by default a new array. Returns uint8 [2H, W].
+    `flow`: float32 [H, W, 2], x and y in pixels per frame. `bound`: pixels per frame at the outermost level.
+    Returns uint8 [2H, W].
     """
-    height, width, _ = flow.shape
-    out = np.empty((2 * height, width), np.uint8) if out is None else out
     # IEEE 754 rounds each of these operations correctly, so the levels are the same on every machine.
     scaled = np.rint(flow * np.float32(STEPS / bound))
     np.clip(scaled, -STEPS, STEPS, out=scaled)
     scaled += ZERO
-    out[:height], out[height:] = scaled[..., 0], scaled[..., 1]
-    return out
+    return np.concatenate([scaled[..., 0], scaled[..., 1]]).astype(np.uint8)
 
 
 def to_pixels(levels: UInt8Array, bound: float) -> Float32Array:
@@ -73,21 +69,12 @@ _MOST: Final = 65535.0  # millimetres, the largest depth of LeRobot
 
 @dataclass(frozen=True, slots=True)
 class DepthScale:
-    """How the levels of a depth stream become distances, see the top of this file."""
+    """How the levels of a depth stream become distances, as the record in `extras` says, see the top of this file."""
 
     min: float = 0.01  # distance of level 0, in metres
     max: float = 10.0  # distance of level 4095, in metres
     shift: float = 3.5  # metres
     log: bool = True
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record to store in `extras`."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> DepthScale:
-        """Create a scale from a record in `extras`."""
-        return cls(float(record["min"]), float(record["max"]), float(record["shift"]), bool(record["log"]))
 
     def millimetres(self) -> npt.NDArray[np.float32]:
         """Return the distance of each level in whole millimetres, float32 [4096]."""

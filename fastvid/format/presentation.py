@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastvid.runtime.arrays import FloatArray, IntArray
+from fastvid.runtime.values import as_type
 
 EARLY: Final = 1e-3
 """Seconds by which a frame may begin after a requested time and still be the one that is meant, at most half of its
@@ -82,13 +83,10 @@ class Coded:
 
 
 def coded_of(record: Mapping[str, Any] | None) -> Coded | None:
-    """Return a description of decoded pictures from its JSON; raise ValueError, KeyError or TypeError if invalid."""
+    """Return a description of decoded pictures from its JSON; raise ValueError or TypeError if invalid."""
     if record is None:
         return None
-    y, x, height, width = map(int, record["crop"])
-    coded = Coded(
-        int(record["width"]), int(record["height"]), (y, x, height, width), int(record["turn"]), bool(record["mirror"])
-    )
+    coded = as_type({"turn": None, "mirror": None} | dict(record), Coded)
     coded.check()
     return coded
 

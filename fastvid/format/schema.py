@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from fastvid.errors import FormatError, UsageError, VersionError
 from fastvid.runtime.arrays import IntArray
+from fastvid.storage import Storage
 
 FORMAT: Final = "fastvid"
 FORMAT_VERSION: Final = (2, 0)
@@ -88,7 +89,7 @@ class Codec(IntEnum):
 
 
 class Range(IntEnum):
-    """Sample range of luma and chroma."""
+    """Sample range of luma and chroma, numbered as in FFmpeg (AVColorRange)."""
 
     UNKNOWN = 0
     LIMITED = 1
@@ -106,6 +107,11 @@ class Matrix(IntEnum):
     SMPTE170M = 6
     SMPTE240M = 7
     BT2020_NCL = 9
+
+
+def matrix_of(code: int) -> Matrix:
+    """Return luma coefficients by their number, UNKNOWN for one that is not a member."""
+    return Matrix(code) if code in list(Matrix) else Matrix.UNKNOWN
 
 
 class PacketFlag(IntFlag):
@@ -375,6 +381,11 @@ def from_parquet(data: bytes, *, file: str, columns: Sequence[str] | None = None
             return found.read(columns=columns if columns is None else list(columns), use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FormatError(f"cannot parse the Parquet file: {error}", file=file) from error
+
+
+def read_facts(storage: Storage, stem: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read the facts of a shard, or some of their columns."""
+    return from_parquet(storage.read(f"{stem}.parquet"), file=f"{stem}.parquet", columns=columns)
 
 
 def check_unpacked(

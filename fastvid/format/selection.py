@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastvid.errors import UsageError, naming_extras
-from fastvid.format.schema import FACT_FIELDS, from_parquet
+from fastvid.format.schema import FACT_FIELDS, read_facts
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.near_names import near_names
 from fastvid.runtime.processes import available_cores
@@ -33,11 +33,7 @@ def with_facts(storage: Storage, shards: Sequence[str], stream: str, annotations
     A column that already has such a name is renamed to ``source_<name>``. `stream`: the stream whose facts to add.
     """
     names = ["stream", "num_frames", "fps_num", "fps_den", "width", "height"]
-    tables = []
-    for shard in shards:
-        file = f"{shard}.parquet"
-        tables.append(from_parquet(storage.read(file), file=file, columns=names))
-    facts = pa.concat_tables(tables)
+    facts = pa.concat_tables([read_facts(storage, shard, names) for shard in shards])
     facts = facts.filter(pc.equal(facts["stream"], stream))
     rate = pc.divide(facts["fps_num"].cast(pa.float64()), facts["fps_den"].cast(pa.float64()))
     found = {"fps": rate, "width": facts["width"], "height": facts["height"]}

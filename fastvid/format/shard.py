@@ -19,32 +19,16 @@ from collections import namedtuple
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from fastvid.errors import ChecksumError, FormatError, UsageError
+from fastvid.format import schema
 from fastvid.format.in_place import ListedFile, Root, read_files
 from fastvid.format.packets import TABLES, PacketTable, StreamInfo, stream_info
 from fastvid.format.presentation import Coded
-from fastvid.format.schema import (
-    AUDIO,
-    AUDIO_BLOCK,
-    AUDIO_DTYPE,
-    DESCRIBED_DTYPE,
-    FLOW,
-    IN_PLACE_SUFFIXES,
-    PACKET_DTYPE,
-    PICTURES,
-    PKT_HEADER_DTYPE,
-    PKT_MAGIC,
-    SHARD_SUFFIXES,
-    STREAM_DTYPE,
-    StreamFlag,
-    check_version,
-    from_parquet,
-    index_crc32,
-)
 from fastvid.runtime.values import sha256
 from fastvid.storage import Storage
 from fastvid.storage.protocol import CHANGED, CHANGED_HINT, Version
@@ -76,16 +60,20 @@ def _code(field: np.dtype[Any]) -> str:
     return _CODES[field.str[1:]]
 
 
-_HEADERS: Final = RecordReader(PKT_HEADER_DTYPE, "Header")
+_HEADERS: Final = RecordReader(schema.PKT_HEADER_DTYPE, "Header")
 # Readers of the rows of streams, by the size of a row: rows of version 2.0, and rows with a description.
 _STREAMS: Final = {
-    STREAM_DTYPE.itemsize: RecordReader(STREAM_DTYPE, "Stream"),
-    DESCRIBED_DTYPE.itemsize: RecordReader(DESCRIBED_DTYPE, "DescribedStream"),
+    schema.STREAM_DTYPE.itemsize: RecordReader(schema.STREAM_DTYPE, "Stream"),
+    schema.DESCRIBED_DTYPE.itemsize: RecordReader(schema.DESCRIBED_DTYPE, "DescribedStream"),
 }
-_AUDIO: Final = RecordReader(AUDIO_DTYPE, "AudioMember")
-_STREAMS_AT: Final = PKT_HEADER_DTYPE.itemsize
-_WHOLE: Final = int(StreamFlag.WHOLE)
-_UNCHECKED: Final = int(StreamFlag.UNCHECKED)
+# What `stream_info` gets of a row.
+_DESCRIBING: Final = attrgetter(
+    "codec", "width", "height", "num_frames", "fps_num", "fps_den", "range", "matrix", "flags", "flow_bound"
+)
+_AUDIO: Final = RecordReader(schema.AUDIO_DTYPE, "AudioMember")
+_STREAMS_AT: Final = schema.PKT_HEADER_DTYPE.itemsize
+_WHOLE: Final = int(schema.StreamFlag.WHOLE)
+_UNCHECKED: Final = int(schema.StreamFlag.UNCHECKED)
 _HEAD_BYTES: Final = 1 << 16  # read in one request: the index of 500 samples
 _SHARD_BYTES: Final = 1000  # of a `Shard` without its index
 _LISTED_BYTES: Final = 600  # of a `ListedFile` with a path of 100 bytes
@@ -159,6 +147,12 @@ class StreamReader:
             units.forget(f"{self._content}\0{self.start}", self.size)
             return read()
 
+    def whole(self) -> bytes:
+        """Return all bytes of the stream."""
+        data = bytearray(self.size)
+        self([(0, memoryview(data))])
+        return bytes(data)
+
     def read_file(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
         """Read ranges of the file, given as offsets in the file; they may be outside the stream."""
         self.requests += len(ranges)
@@ -189,25 +183,25 @@ class BlockReader:
             raise FormatError(f"bytes {offset} to {offset + length} are outside the {self.size} bytes of the M4A")
         if not length:
             return memoryview(b"")
-        first, last = offset // AUDIO_BLOCK, (offset + length - 1) // AUDIO_BLOCK
+        first, last = offset // schema.AUDIO_BLOCK, (offset + length - 1) // schema.AUDIO_BLOCK
         missing = [block for block in range(first, last + 1) if block not in self._blocks]
         if missing:
             self._load(missing[0], missing[-1])
         joined = b"".join(self._blocks[block] for block in range(first, last + 1))
-        return memoryview(joined)[offset - first * AUDIO_BLOCK :][:length]
+        return memoryview(joined)[offset - first * schema.AUDIO_BLOCK :][:length]
 
     def _load(self, first: int, last: int) -> None:
-        start, stop = first * AUDIO_BLOCK, min((last + 1) * AUDIO_BLOCK, self.size)
+        start, stop = first * schema.AUDIO_BLOCK, min((last + 1) * schema.AUDIO_BLOCK, self.size)
         data = bytearray(stop - start)
         self._read.checked(partial(self._fill, start, data))
         for block in range(first, last + 1):
-            self._blocks[block] = bytes(data[(block - first) * AUDIO_BLOCK :][:AUDIO_BLOCK])
+            self._blocks[block] = bytes(data[(block - first) * schema.AUDIO_BLOCK :][: schema.AUDIO_BLOCK])
 
     def _fill(self, start: int, data: bytearray) -> None:
         self._read([(start, memoryview(data))])
         self.bytes_read += len(data)
-        for at in range(0, len(data), AUDIO_BLOCK):
-            block, found = (start + at) // AUDIO_BLOCK, zlib.crc32(data[at : at + AUDIO_BLOCK])
+        for at in range(0, len(data), schema.AUDIO_BLOCK):
+            block, found = (start + at) // schema.AUDIO_BLOCK, zlib.crc32(data[at : at + schema.AUDIO_BLOCK])
             if found != self._checksums[block]:
                 raise ChecksumError(
                     f"audio has checksum {found:08x}, the index says {self._checksums[block]:08x}",
@@ -221,7 +215,7 @@ class ShardFolder:
     """What all shards of a generation have in common; `root`: of videos in place."""
 
     storage: Storage
-    streams: tuple[str, ...] = (PICTURES, FLOW)
+    streams: tuple[str, ...] = (schema.PICTURES, schema.FLOW)
     root: Root | None = None
 
     def open(self, stem: str, tar_sha256: str | None = None, *, whole: bool = True) -> Shard:
@@ -239,35 +233,13 @@ class Shard:
     checked on opening, about 6 MB per 1,000 samples of 300 frames, unless the caller passes `whole=False`.
     """
 
-    __slots__ = (
-        "_audio",
-        "_copy",
-        "_extradata",
-        "_file",
-        "_files",
-        "_index",
-        "_is_mute",
-        "_num_packets",
-        "_opening",
-        "_packets",
-        "_row_bytes",
-        "_whole",
-        "num_samples",
-        "num_streams",
-        "root",
-        "stem",
-        "storage",
-        "streams",
-        "tar_sha256",
-    )
-
     def __init__(
         self,
         storage: Storage,
         stem: str,
         tar_sha256: str | None = None,
         *,
-        streams: tuple[str, ...] = (PICTURES, FLOW),
+        streams: tuple[str, ...] = (schema.PICTURES, schema.FLOW),
         root: Root | None = None,
         whole: bool = True,
     ) -> None:
@@ -302,7 +274,7 @@ class Shard:
     @property
     def data(self) -> str:
         """Name of the tar, or of the list of files of a shard of videos in place."""
-        return f"{self.stem}.{(SHARD_SUFFIXES if self.root is None else IN_PLACE_SUFFIXES)[0]}"
+        return f"{self.stem}.{(schema.SHARD_SUFFIXES if self.root is None else schema.IN_PLACE_SUFFIXES)[0]}"
 
     def _find(self) -> None:
         """Decide from where the sidecar is read: its storage, the node's cache, or a copy in memory."""
@@ -315,30 +287,28 @@ class Shard:
         size = self.storage.size(self._file) if self._copy is None else len(self._copy)
         head = self._bytes(0, min(size, _HEAD_BYTES if self.storage.copies else _STREAMS_AT))
         header = _HEADERS.read(head, 0) if size >= _STREAMS_AT else None
-        if header is None or header.magic != PKT_MAGIC:
-            raise FormatError("file is not a packet sidecar", file=self._file, hint=_REBUILD)
-        check_version(header.major, header.minor, file=self._file)
-        if header.stream_bytes not in _STREAMS or header.packet_bytes != PACKET_DTYPE.itemsize:
-            raise FormatError("packet sidecar has records of an unknown size", file=self._file, hint=_REBUILD)
+        if header is None or header.magic != schema.PKT_MAGIC:
+            raise self._broken("file is not a packet sidecar")
+        schema.check_version(header.major, header.minor, file=self._file)
+        if header.stream_bytes not in _STREAMS or header.packet_bytes != schema.PACKET_DTYPE.itemsize:
+            raise self._broken("packet sidecar has records of an unknown size")
         self._row_bytes = int(header.stream_bytes)
         self.num_samples, self.num_streams = int(header.num_samples), int(header.num_streams)
         self._extradata = _STREAMS_AT + self.num_samples * self.num_streams * self._row_bytes
         self._audio = self._extradata + header.extradata_bytes
         self._packets = self._audio + header.audio_bytes
         self._is_mute = False  # whether it is known that no sample has audio
-        expected = self._packets + header.num_packets * PACKET_DTYPE.itemsize
+        expected = self._packets + header.num_packets * schema.PACKET_DTYPE.itemsize
         if expected != size:
-            raise FormatError(
-                f"packet sidecar has {size} bytes, its header says {expected}", file=self._file, hint=_REBUILD
-            )
+            raise self._broken(f"packet sidecar has {size} bytes, its header says {expected}")
         self._num_packets = header.num_packets
         rest = self._packets - len(head)
         if self._copy is not None:
             self._index = self._copy[: self._packets]
         else:
             self._index = memoryview(bytes(head[: self._packets]) + bytes(self._bytes(len(head), max(rest, 0))))
-        if index_crc32(self._index) != header.index_crc32:
-            raise FormatError("packet sidecar does not match its checksum", file=self._file, hint=_REBUILD)
+        if schema.index_crc32(self._index) != header.index_crc32:
+            raise self._broken("packet sidecar does not match its checksum")
         self.tar_sha256 = header.tar_sha256.hex()
         if tar_sha256 not in (None, self.tar_sha256):
             raise FormatError(
@@ -360,21 +330,8 @@ class Shard:
         record = self._record(row, stream)
         coded, times = self._description(record)
         try:
-            return stream_info(
-                record.codec,
-                record.width,
-                record.height,
-                record.num_frames,
-                record.fps_num,
-                record.fps_den,
-                self._part(record.extradata_offset, record.extradata_size),
-                record.range,
-                record.matrix,
-                record.flags,
-                record.flow_bound,
-                coded,
-                times,
-            )
+            extradata = self._part(record.extradata_offset, record.extradata_size)
+            return stream_info(_DESCRIBING(record), extradata, coded, times)
         except (ValueError, ZeroDivisionError) as error:
             raise self._invalid(error, row, stream) from error
 
@@ -464,8 +421,8 @@ class Shard:
         record = self._audio_record(row)
         if record is None:
             return None
-        first = self._audio + self.num_samples * AUDIO_DTYPE.itemsize + 4 * record.first_block
-        stop = first + 4 * -(-record.member_size // AUDIO_BLOCK)
+        first = self._audio + self.num_samples * schema.AUDIO_DTYPE.itemsize + 4 * record.first_block
+        stop = first + 4 * -(-record.member_size // schema.AUDIO_BLOCK)
         if stop > self._packets or record.member_offset + record.member_size > _MOST_BYTES:
             raise self._invalid("it points outside the shard", row, "audio")
         place = record.member_offset, record.member_size
@@ -481,16 +438,14 @@ class Shard:
         if self._packets == self._audio:
             self._check_mute()
             return None
-        record = _AUDIO.read(self._index, self._audio + row * AUDIO_DTYPE.itemsize)
+        record = _AUDIO.read(self._index, self._audio + row * schema.AUDIO_DTYPE.itemsize)
         return record if record.member_size else None
 
     def _check_mute(self) -> None:
         """Raise FormatError if the shard has audio that the sidecar, written by an early fastvid, does not list."""
         if not self._is_mute:
-            file = f"{self.stem}.parquet"
-            facts = from_parquet(self.storage.read(file), file=file, columns=["stream"])
-            if AUDIO in facts["stream"].to_pylist():
-                raise FormatError("packet sidecar does not list the shard's audio", file=self._file, hint=_REBUILD)
+            if schema.AUDIO in schema.read_facts(self.storage, self.stem, ["stream"])["stream"].to_pylist():
+                raise self._broken("packet sidecar does not list the shard's audio")
             self._is_mute = True
 
     def _number(self, row: int, stream: str) -> int:
@@ -523,7 +478,10 @@ class Shard:
     @property
     def is_described(self) -> bool:
         """Whether the sidecar stores orientation, crop and times of its streams. What fastvid encoded needs none."""
-        return self._row_bytes != STREAM_DTYPE.itemsize
+        return self._row_bytes != schema.STREAM_DTYPE.itemsize
+
+    def _broken(self, message: str) -> FormatError:
+        return FormatError(message, file=self._file, hint=_REBUILD)
 
     def _invalid(self, why: object, row: int, stream: str) -> FormatError:
         message = f"packet sidecar has an invalid row: {why}"
@@ -537,14 +495,14 @@ class Shard:
                 raise
             self._find()
             data = self._table(record)
-        return PacketTable(np.frombuffer(bytes(data), PACKET_DTYPE), whole=bool(record.flags & _WHOLE))
+        return PacketTable(np.frombuffer(bytes(data), schema.PACKET_DTYPE), whole=bool(record.flags & _WHOLE))
 
     def _table(self, record: Any) -> memoryview:
         """Return the bytes of a stream's packet records, after verifying their checksum."""
-        at = self._packets + record.first_packet * PACKET_DTYPE.itemsize
-        data = self._bytes(at, record.num_packets * PACKET_DTYPE.itemsize)
+        at = self._packets + record.first_packet * schema.PACKET_DTYPE.itemsize
+        data = self._bytes(at, record.num_packets * schema.PACKET_DTYPE.itemsize)
         if zlib.crc32(data) != record.packets_crc32:
-            raise FormatError("packet table does not match its checksum", file=self._file, hint=_REBUILD)
+            raise self._broken("packet table does not match its checksum")
         return data
 
     def _bytes(self, offset: int, size: int) -> memoryview:

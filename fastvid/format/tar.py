@@ -103,16 +103,9 @@ def sample_groups(members: Iterable[TarMember]) -> list[tuple[str, list[TarMembe
 
 def wds2idx(members: Iterable[TarMember]) -> bytes:
     """Return the index for DALI's webdataset reader, in the format of DALI's ``wds2idx`` (version 1.2)."""
-    samples: list[list[str]] = []
-    last = None
-    for member in members:
-        part = f"{member.suffix} {member.offset} {member.size} {member.name}"
-        if member.key != last:
-            samples.append([part])
-            last = member.key
-        else:
-            samples[-1].append(part)
-    lines = [f"v1.2 {len(samples)}", *(" ".join(parts) for parts in samples)]
+    samples = [group for _, group in sample_groups(members)]
+    lines = [f"v1.2 {len(samples)}"]
+    lines += [" ".join(f"{one.suffix} {one.offset} {one.size} {one.name}" for one in group) for group in samples]
     return ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
 
 

@@ -18,34 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from fastvid.errors import FastvidError, FormatError
+from fastvid.format import schema
 from fastvid.format.in_place import ListedFile, pack_files
 from fastvid.format.mp4 import AudioInfo, index_m4a, index_mp4, settled
 from fastvid.format.packets import StreamInfo
 from fastvid.format.presentation import coded_of
-from fastvid.format.schema import (
-    AUDIO,
-    AUDIO_BLOCK,
-    AUDIO_DTYPE,
-    DESCRIBED,
-    DESCRIBED_DTYPE,
-    FACTS_SCHEMA,
-    FLOW,
-    FORMAT_VERSION,
-    PACKET_DTYPE,
-    PICTURES,
-    PKT_HEADER_DTYPE,
-    PKT_MAGIC,
-    SHARD_SUFFIXES,
-    STREAM_DTYPE,
-    Matrix,
-    PacketFlag,
-    Range,
-    StreamFlag,
-    from_parquet,
-    index_crc32,
-    member_suffix,
-    to_parquet,
-)
 from fastvid.format.shard import Shard
 from fastvid.format.tar import TarDigest, TarMember, read_members, sample_groups, to_json, wds2idx, write_tar
 from fastvid.runtime import faults
@@ -102,11 +79,11 @@ def index_sample(view: memoryview, key: str, members: Sequence[TarMember], strea
         raise FormatError(f"cannot parse the sample's JSON: {error}") from error
     indexed = []
     for name in streams:
-        member = by_suffix.get(member_suffix(name))
+        member = by_suffix.get(schema.member_suffix(name))
         if member is None:
-            raise FormatError(f"sample has no {member_suffix(name)} member")
+            raise FormatError(f"sample has no {schema.member_suffix(name)} member")
         # Facts of this stream alone: for example, depth may have been copied while the cameras were encoded.
-        told = meta.get("streams", {}).get(name, {"proved": meta.get("proved")} if name == PICTURES else {})
+        told = meta.get("streams", {}).get(name, {"proved": meta.get("proved")} if name == schema.PICTURES else {})
         proved = told.get("proved")
         info, records = index_mp4(
             view[member.offset : member.offset + member.size],
@@ -116,16 +93,16 @@ def index_sample(view: memoryview, key: str, members: Sequence[TarMember], strea
         if "fps" in meta:
             # Use the exact rate that was encoded: the mean over rounded container ticks only approximates it.
             info = replace(info, fps=Fraction(meta["fps"]))
-        if name == FLOW:
+        if name == schema.FLOW:
             info = replace(info, flow_bound=_flow_bound(meta))
         if proved is not None:
             info = proved_info(info, proved)
         indexed.append(IndexedStream(name, member, settled(info), records))
-    sound = by_suffix.get(member_suffix(AUDIO))
+    sound = by_suffix.get(schema.member_suffix(schema.AUDIO))
     if sound is None:
         return IndexedSample(key, meta, tuple(indexed))
     data = view[sound.offset : sound.offset + sound.size]
-    checksums = tuple(zlib.crc32(data[at : at + AUDIO_BLOCK]) for at in range(0, len(data), AUDIO_BLOCK))
+    checksums = tuple(zlib.crc32(data[at : at + schema.AUDIO_BLOCK]) for at in range(0, len(data), schema.AUDIO_BLOCK))
     return IndexedSample(key, meta, tuple(indexed), IndexedAudio(sound, index_m4a(data), checksums))
 
 
@@ -144,9 +121,9 @@ def proved_info(info: StreamInfo, proved: Mapping[str, Any]) -> StreamInfo:
             info,
             width=int(proved["width"]),
             height=int(proved["height"]),
-            range=Range[proved["color_range"].upper()],
-            matrix=Matrix[proved["color_matrix"].upper()],
-            flags=info.flags | (StreamFlag.WHOLE if proved["whole"] else StreamFlag.NONE),
+            range=schema.Range[proved["color_range"].upper()],
+            matrix=schema.Matrix[proved["color_matrix"].upper()],
+            flags=info.flags | (schema.StreamFlag.WHOLE if proved["whole"] else schema.StreamFlag.NONE),
             coded=coded_of(proved.get("coded")),  # records of 0.2 have none
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -162,7 +139,7 @@ def pack_index(
     """
     flat = [stream for sample in samples for stream in sample.streams]
     described = described or any(stream.info.coded or stream.info.times for stream in flat)
-    rows = np.zeros(len(samples) * len(streams), dtype=DESCRIBED_DTYPE if described else STREAM_DTYPE)
+    rows = np.zeros(len(samples) * len(streams), dtype=schema.DESCRIBED_DTYPE if described else schema.STREAM_DTYPE)
     places: dict[bytes, int] = {}
     section, packets, first = bytearray(), [], 0
 
@@ -190,14 +167,15 @@ def pack_index(
         first += len(stream.records)
     section += bytes(-len(section) % 8)  # keeps the following sections aligned
     audio = _pack_audio(samples)
-    header = np.zeros(1, dtype=PKT_HEADER_DTYPE)
-    header["magic"] = PKT_MAGIC
-    header["major"], header["minor"] = FORMAT_VERSION[0], DESCRIBED if described else FORMAT_VERSION[1]
+    header = np.zeros(1, dtype=schema.PKT_HEADER_DTYPE)
+    header["magic"] = schema.PKT_MAGIC
+    header["major"], minor = schema.FORMAT_VERSION
+    header["minor"] = schema.DESCRIBED if described else minor
     header["num_samples"], header["num_streams"] = len(samples), len(streams)
-    header["stream_bytes"], header["packet_bytes"] = rows.itemsize, PACKET_DTYPE.itemsize
+    header["stream_bytes"], header["packet_bytes"] = rows.itemsize, schema.PACKET_DTYPE.itemsize
     header["extradata_bytes"], header["num_packets"], header["audio_bytes"] = len(section), first, len(audio)
     header["tar_sha256"] = bytes.fromhex(tar_sha256)
-    header["index_crc32"] = index_crc32(header.tobytes() + rows.tobytes() + section + audio)
+    header["index_crc32"] = schema.index_crc32(header.tobytes() + rows.tobytes() + section + audio)
     return b"".join([header.tobytes(), rows.tobytes(), section, audio, *packets]), rows
 
 
@@ -212,7 +190,7 @@ def _describe(row: np.void, info: StreamInfo) -> None:
 
 def _pack_audio(samples: Sequence[IndexedSample]) -> bytes:
     """Return the audio section; empty if no sample has audio."""
-    rows, checksums = np.zeros(len(samples), dtype=AUDIO_DTYPE), list[int]()
+    rows, checksums = np.zeros(len(samples), dtype=schema.AUDIO_DTYPE), list[int]()
     for row, sample in zip(rows, samples, strict=True):
         row["first_block"] = len(checksums)
         if sample.audio is not None:
@@ -232,7 +210,7 @@ def facts_parquet(samples: Sequence[IndexedSample], rows: RecordArray) -> bytes:
     facts = [_video_facts(sample, stream, row) for (sample, stream), row in zip(flat, rows, strict=True)]
     # After all video streams: their rows are found by arithmetic, and not every sample has audio.
     facts += [_audio_facts(sample, sample.audio) for sample in samples if sample.audio is not None]
-    return to_parquet(pa.Table.from_pylist(facts, schema=FACTS_SCHEMA), row_group=_ROW_GROUP)
+    return schema.to_parquet(pa.Table.from_pylist(facts, schema=schema.FACTS_SCHEMA), row_group=_ROW_GROUP)
 
 
 def _video_facts(sample: IndexedSample, stream: IndexedStream, row: np.void) -> dict[str, Any]:
@@ -247,13 +225,13 @@ def _video_facts(sample: IndexedSample, stream: IndexedStream, row: np.void) -> 
         "codec": info.codec.label,
         "color_range": info.range.name.lower(),
         "color_matrix": info.matrix.name.lower(),
-        "conforms": bool(info.flags & StreamFlag.CONFORMS),
-        "whole": bool(info.flags & StreamFlag.WHOLE),
+        "conforms": bool(info.flags & schema.StreamFlag.CONFORMS),
+        "whole": bool(info.flags & schema.StreamFlag.WHOLE),
         "extradata": info.extradata,
         "first_packet": int(row["first_packet"]),
         "num_packets": len(stream.records),
-        "num_keys": int(np.count_nonzero(flags & np.uint32(PacketFlag.KEY))),
-        "num_droppable": int(np.count_nonzero(flags & np.uint32(PacketFlag.DROPPABLE))),
+        "num_keys": int(np.count_nonzero(flags & np.uint32(schema.PacketFlag.KEY))),
+        "num_droppable": int(np.count_nonzero(flags & np.uint32(schema.PacketFlag.DROPPABLE))),
         "flow_bound": info.flow_bound or None,
     }
 
@@ -270,8 +248,8 @@ def _audio_facts(sample: IndexedSample, audio: IndexedAudio) -> dict[str, Any]:
             "fps_num": info.sample_rate,
             "fps_den": 1,
             "codec": info.codec,
-            "color_range": Range.UNKNOWN.name.lower(),
-            "color_matrix": Matrix.UNKNOWN.name.lower(),
+            "color_range": schema.Range.UNKNOWN.name.lower(),
+            "color_matrix": schema.Matrix.UNKNOWN.name.lower(),
             "conforms": True,
             "whole": True,
             "extradata": info.extradata,
@@ -293,13 +271,13 @@ def _member_facts(sample: IndexedSample, member: TarMember, fields: Sequence[str
     }
 
 
-_LAST: Final = {FLOW: 1, AUDIO: 2}  # order of the members that follow the pictures
+_LAST: Final = {schema.FLOW: 1, schema.AUDIO: 2}  # order of the members that follow the pictures
 
 
 def sample_members(meta: Mapping[str, Any], streams: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the tar members of a sample by suffix: JSON, then pictures or cameras, then flow, then sound."""
     names = sorted(streams, key=lambda name: _LAST.get(name, 0))
-    return {"json": to_json(meta)} | {member_suffix(name): streams[name] for name in names}
+    return {"json": to_json(meta)} | {schema.member_suffix(name): streams[name] for name in names}
 
 
 def write_shard(
@@ -307,7 +285,7 @@ def write_shard(
     stem: str,
     samples: Iterable[tuple[str, Mapping[str, bytes]]],
     *,
-    streams: tuple[str, ...] = (PICTURES,),
+    streams: tuple[str, ...] = (schema.PICTURES,),
     scratch: Storage | None = None,
 ) -> TarDigest:
     """Write a tar, which appears only when it is complete, and then its sidecars.
@@ -320,10 +298,10 @@ def write_shard(
         faults.reach("rename")
     index_shard(place, stem, streams=streams, tar_sha256=digest.sha256)
     if scratch is not None:
-        for suffix in SHARD_SUFFIXES:
+        for suffix in schema.SHARD_SUFFIXES:
             copy_file(scratch, f"{stem}.{suffix}", storage)
             faults.reach("upload")
-        for suffix in SHARD_SUFFIXES:
+        for suffix in schema.SHARD_SUFFIXES:
             scratch.delete(f"{stem}.{suffix}")
     return digest
 
@@ -332,7 +310,7 @@ def index_shard(
     storage: Storage,
     stem: str,
     *,
-    streams: tuple[str, ...] = (PICTURES,),
+    streams: tuple[str, ...] = (schema.PICTURES,),
     samples: Sequence[IndexedSample] | None = None,
     tar_sha256: str | None = None,
 ) -> list[IndexedSample]:
@@ -372,13 +350,26 @@ class ListedSample:
         return ListedSample(replace(self.indexed, key=key, meta=change(self.indexed.meta), streams=streams), files)
 
 
+def write_in_place(storage: Storage, stem: str, samples: Sequence[ListedSample], streams: tuple[str, ...]) -> TarDigest:
+    """Write a shard of videos in place, the list of files and then its sidecars; return the digest of the list."""
+    listed = pack_files(file for sample in samples for file in sample.files)
+    indexed = [sample.indexed for sample in samples]
+    digest = TarDigest(len(listed), sha256(listed), len(samples))
+    pkt, rows = pack_index(indexed, streams, digest.sha256, described=True)
+    storage.write(f"{stem}.files", listed)
+    faults.reach("sidecar")
+    storage.write(f"{stem}.parquet", facts_parquet(indexed, rows))
+    storage.write(f"{stem}.pkt", pkt)
+    return digest
+
+
 def listed_samples(shard: Shard) -> Iterator[ListedSample]:
     """Yield the samples of a shard of videos in place, in the order of the shard."""
-    name = f"{shard.stem}.parquet"
-    facts = from_parquet(shard.storage.read(name), file=name).to_pylist()
+    facts = schema.read_facts(shard.storage, shard.stem).to_pylist()
     count = shard.num_streams
     if len(facts) != shard.num_samples * count:
-        raise FormatError(f"{len(facts)} facts for {shard.num_samples} samples of {count} streams", file=name)
+        message = f"{len(facts)} facts for {shard.num_samples} samples of {count} streams"
+        raise FormatError(message, file=f"{shard.stem}.parquet")
     for row in range(shard.num_samples):
         mine = facts[row * count : (row + 1) * count]
         streams, files = [], []
@@ -390,16 +381,3 @@ def listed_samples(shard: Shard) -> Iterator[ListedSample]:
             streams.append(IndexedStream(stream, member, shard.info(row, stream), records))
         meta = {field: mine[0][field] for field in META_FIELDS}
         yield ListedSample(IndexedSample(mine[0]["key"], meta, tuple(streams)), tuple(files))
-
-
-def write_listed(storage: Storage, stem: str, samples: Iterable[ListedSample], streams: tuple[str, ...]) -> TarDigest:
-    """Write a shard of videos in place, the list of files and then its sidecars; return the digest of the list."""
-    chosen = list(samples)
-    indexed, listed = [sample.indexed for sample in chosen], pack_files([file for one in chosen for file in one.files])
-    digest = TarDigest(len(listed), sha256(listed), len(chosen))
-    pkt, rows = pack_index(indexed, streams, digest.sha256, described=True)
-    storage.write(f"{stem}.files", listed)
-    faults.reach("sidecar")
-    storage.write(f"{stem}.parquet", facts_parquet(indexed, rows))
-    storage.write(f"{stem}.pkt", pkt)
-    return digest

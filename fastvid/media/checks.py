@@ -29,12 +29,11 @@ from fastvid.errors import ChecksumError, DecodeError, FastvidError, FormatError
 from fastvid.format.headers import shortened
 from fastvid.format.mp4 import Track, read_track
 from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
-from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
+from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag, matrix_of
 from fastvid.media.container import ffmpeg_message, fraction, open_demuxer, video_stream
-from fastvid.media.describe import ENCODE_HINT
 from fastvid.media.file_tables import KEPT, FileReader, Tables
 from fastvid.media.prove import decode_padded, frame_digest
-from fastvid.media.reasons import Reason
+from fastvid.media.reasons import Reason, unusable
 from fastvid.runtime.arrays import IntArray, RecordArray
 
 CHECKS: Final = {
@@ -65,7 +64,6 @@ _MULTIPLE: Final = 16  # of pixels: both sides of streams of built-in profiles
 
 # Both values mean BT.601 luma; VP9 has one code for the two.
 _BT601: Final = (Matrix.BT470BG, Matrix.SMPTE170M)
-_AV_RANGE: Final = {0: Range.UNKNOWN, 1: Range.LIMITED, 2: Range.FULL}  # AVColorRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +156,7 @@ def _broken_frame(stream: Promised, frame: Any) -> Iterator[Finding]:
         return
     if frame.rotation:
         yield "shape", f"has a display rotation of {frame.rotation} degrees"
-    number = int(frame.colorspace)
-    matrix = Matrix(number) if number in Matrix.__members__.values() else Matrix.UNKNOWN
-    if wrong := _wrong_tags(stream, _AV_RANGE.get(int(frame.color_range), Range.UNKNOWN), matrix):
+    if wrong := _wrong_tags(stream, Range(int(frame.color_range)), matrix_of(int(frame.colorspace))):
         yield "colour", wrong
     elif frame.format.name not in _FORMATS_420:
         yield "colour", f"is {frame.format.name}"
@@ -461,11 +457,7 @@ class Comparison:
                     found[number] = frame_digest(frame)
                 if not missing:
                     return found
-        raise SourceError(
-            f"FFmpeg shows no frame at the time of packet {min(missing.values())}",
-            reason=Reason.NO_INDEX,
-            hint=ENCODE_HINT,
-        )
+        raise unusable(f"FFmpeg shows no frame at the time of packet {min(missing.values())}")
 
 
 def chosen_clips(records: RecordArray) -> list[list[int]]:

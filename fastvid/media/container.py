@@ -25,7 +25,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from fastvid.errors import FormatError, SourceError
-from fastvid.format.mp4 import packet_places
+from fastvid.format.mp4 import box_places, find_moov, packet_places
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.reasons import Reason
 
@@ -36,7 +36,6 @@ RAW: Final = frozenset({"h264", "hevc", "m4v", "mpegvideo"})
 """Containers without timestamps: raw streams, for which FFmpeg invents times."""
 
 
-_MOST_MOOV: Final = 1 << 30
 _CHUNK: Final = 1 << 20
 # Element ids of Matroska (RFC 9559, 5.1).
 _SEGMENT, _CLUSTER = 0x18538067, 0x1F43B675
@@ -231,34 +230,6 @@ def check_pixels(width: int, height: int, limits: Limits) -> None:
         )
 
 
-def find_moov(read: Read, size: int) -> memoryview:
-    """Return the body of the ``moov`` box of an MP4 of `size` bytes."""
-    for name, position, header, length in _boxes(read, size):
-        if position + length > size:
-            raise FormatError(f"MP4 box {name!r} of {length} bytes exceeds the file")
-        if name == b"moov":
-            if length > _MOST_MOOV:
-                raise FormatError(f"MP4 has tables of {length} bytes")
-            return memoryview(read(position + header, length - header))
-    raise FormatError("MP4 has no moov box")
-
-
-def _boxes(read: Read, size: int) -> Iterator[tuple[bytes, int, int, int]]:
-    """Yield name, offset, header size and size in bytes of each box of an MP4; the last may exceed the file."""
-    position = 0
-    while position + 8 <= size:
-        head = read(position, 16)
-        length, name, header = int.from_bytes(head[:4], "big"), head[4:8], 8
-        if length == 1:  # a 64-bit size follows (ISO/IEC 14496-12, 4.2)
-            length, header = int.from_bytes(head[8:16], "big"), 16
-        elif length == 0:
-            length = size - position
-        if length < header:
-            raise FormatError(f"MP4 box {name!r} of {length} bytes is shorter than its header")
-        yield name, position, header, length
-        position += length
-
-
 def _is_there(read: Read, size: int) -> bool:
     """Return whether the file has all packets that the tables of an MP4 list."""
     try:
@@ -275,7 +246,7 @@ def check_fragments(read: Read, size: int) -> None:
     """
     position, fragmented = 0, False
     try:
-        for name, _, _, length in _boxes(read, size):
+        for name, _, _, length in box_places(read, size):
             if position + length > size or not any(name):
                 break
             fragmented |= name == b"moof"

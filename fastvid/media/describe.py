@@ -16,16 +16,13 @@ from typing import Final
 from av.video.frame import VideoFrame
 
 from fastvid.errors import FormatError, SourceError
-from fastvid.format.mp4 import Declared, declared_by_mp4
+from fastvid.format.mp4 import Declared, declared_by_mp4, find_moov
 from fastvid.format.packets import StreamInfo
 from fastvid.format.presentation import Coded, Times
 from fastvid.format.schema import Matrix, Range
-from fastvid.media.container import Read, element, find_moov, side_data
-from fastvid.media.reasons import Reason
+from fastvid.media.container import Read, element, side_data
+from fastvid.media.reasons import ENCODE_HINT, Reason, unusable
 from fastvid.runtime.arrays import IntArray
-
-ENCODE_HINT: Final = "re-encode it with a profile: `fastvid shard --profile compact`"
-"""The hint for a video whose packets cannot be used unchanged."""
 
 TONE_MAP, KEEP = HDR = ("tonemap", "keep")
 """What becomes of high dynamic range (HDR): tone-mapped, which only encoding can do, or kept as it is."""
@@ -33,7 +30,6 @@ TONE_MAP, KEEP = HDR = ("tonemap", "keep")
 HDR_TRANSFERS: Final = {16: "smpte2084", 18: "arib-std-b67"}
 """Transfer characteristics of ITU-T H.273 that require tone mapping: PQ and HLG."""
 
-_RANGE: Final = {1: Range.LIMITED, 2: Range.FULL}  # AVColorRange
 _SD_WIDTH, _SD_HEIGHT = 1024, 576  # pixels
 _BT2020_CL: Final = 10  # constant luminance; players show it as BT.2020 with non-constant luminance
 # A larger ratio is damage, not anamorphic video: DV and DVD stay below 1.5, scope below 2.
@@ -100,7 +96,7 @@ def present(
     _refuse(frame, hdr)
     turned = Orientation.of(said.matrix or side_data(frame, "DISPLAYMATRIX"))
     if not turned.is_exact:
-        raise _unusable("its pictures are rotated by an angle that is no multiple of 90 degrees")
+        raise unusable("its pictures are rotated by an angle that is no multiple of 90 degrees")
     crop = said.crop(frame.height, frame.width)
     aspect = plausible(said.aspect(frame.height, frame.width) or aspect)
     height, width = crop[2:]
@@ -129,7 +125,7 @@ def plausible(aspect: Fraction | None) -> Fraction:
 
 def _refuse(frame: VideoFrame, hdr: str) -> None:
     if frame.interlaced_frame:
-        raise _unusable("its pictures are interlaced, and packets cannot be deinterlaced")
+        raise unusable("its pictures are interlaced, and packets cannot be deinterlaced")
     transfer = HDR_TRANSFERS.get(int(frame.color_trc))
     if transfer and hdr != KEEP:
         raise SourceError(
@@ -137,10 +133,6 @@ def _refuse(frame: VideoFrame, hdr: str) -> None:
             reason=Reason.HDR,
             hint=f"{ENCODE_HINT}; or deliver its values as they are: --hdr keep",
         )
-
-
-def _unusable(message: str) -> SourceError:
-    return SourceError(message, reason=Reason.NO_INDEX, hint=ENCODE_HINT)
 
 
 def _notes(frame: VideoFrame, coded: Coded, aspect: Fraction) -> Iterator[str]:
@@ -166,9 +158,9 @@ def colours_of(frame: VideoFrame) -> tuple[Range, Matrix]:
             reason=Reason.BAD_SHAPE,
         )
     if frame.format.is_rgb:
-        raise _unusable(f"its pictures are {frame.format.name}")
+        raise unusable(f"its pictures are {frame.format.name}")
     full = Range.FULL if frame.format.name.startswith("yuvj") else Range.UNKNOWN
-    return _RANGE.get(int(frame.color_range), full), shown_matrix(int(frame.colorspace), frame.width, frame.height)
+    return Range(int(frame.color_range)) or full, shown_matrix(int(frame.colorspace), frame.width, frame.height)
 
 
 def shown_matrix(number: int, width: int, height: int) -> Matrix:

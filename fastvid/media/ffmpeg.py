@@ -1,4 +1,4 @@
-"""Run ffmpeg on one source: which build it is, the temporary files of workers, and limits on time, memory and size."""
+"""Run ffmpeg on one source, or for test clips: its build, temporary files, and limits on time, memory and size."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import IO, Any, Final
 
 from fastvid.errors import MissingDependency, SourceError, WorkerError
@@ -193,6 +194,38 @@ def _run(path: str, arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
     return done
 
 
+# 256 lines, the default short side of profiles; 64 frames, two GOPs of the profile "compact".
+_SOURCE: Final = "testsrc2=s=336x256:r=25:d=2.56"
+_LIMITED: Final = f"scale=out_range=limited:out_color_matrix=smpte170m,format=yuv420p,{tagged(full_range=False)}"
+_FULL: Final = f"scale=out_range=full:out_color_matrix=smpte170m,format=yuvj420p,{tagged(full_range=True)}"
+_X264: Final = "-c:v libx264 -threads 1 -preset veryfast -tune fastdecode -crf 23 -x264-params"
+_CLIPS: Final = {
+    "h264 compact": ("libx264", f"{_X264} keyint=32:min-keyint=32:scenecut=0:open-gop=0:bframes=7:b-pyramid=none"),
+    "h264 intra": ("libx264", f"{_X264} keyint=1"),
+    "hevc": ("libx265", "-c:v libx265 -tag:v hvc1 -x265-params log-level=none:pools=1:info=0:keyint=16:open-gop=0"),
+    "vp9": ("libvpx-vp9", "-c:v libvpx-vp9 -g 12 -crf 32 -b:v 0 -cpu-used 8 -auto-alt-ref 0 -lag-in-frames 0"),
+    "mjpeg": ("mjpeg", "-c:v mjpeg -q:v 3"),
+}
+
+
+def make_sample_clips(folder: Path) -> dict[str, bytes]:
+    """Return MP4s by name, one per codec for which ffmpeg has an encoder."""
+    build = find_ffmpeg()
+    clips = {}
+    for name, (encoder, arguments) in _CLIPS.items():
+        if encoder != "mjpeg" and encoder not in build.encoders:
+            continue
+        path = folder / f"{name.replace(' ', '-')}.mp4"
+        picture = _FULL if encoder == "mjpeg" else _LIMITED
+        command = [build.path, "-v", "error", "-f", "lavfi", "-i", _SOURCE, "-vf", picture, *arguments.split()]
+        command += ["-y", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise MissingDependency(f"ffmpeg failed to encode {name}: {done.stderr.strip().splitlines()[-1:]}")
+        clips[name] = path.read_bytes()
+    return clips
+
+
 @contextmanager
 def temporary_file() -> Iterator[IO[bytes]]:
     """Open an unlinked file in the folder TMPDIR: it disappears however this process ends."""
@@ -206,11 +239,7 @@ def temporary_file() -> Iterator[IO[bytes]]:
 
 def contents(descriptor: int) -> bytes:
     """Return all bytes of an open file, whatever its position: a process that shares the descriptor may move it."""
-    data = bytearray(os.fstat(descriptor).st_size)
-    view, position = memoryview(data), 0
-    while position < len(data) and (got := os.preadv(descriptor, [view[position:]], position)):
-        position += got
-    return bytes(view[:position])
+    return Path(f"/proc/self/fd/{descriptor}").read_bytes()
 
 
 def is_full(error: OSError) -> bool:

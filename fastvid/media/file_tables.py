@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import os
 import zlib
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,22 +19,19 @@ from typing import Any, Final
 
 import numpy as np
 
+from fastvid.decode.clips import coalesce, room_for
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.headers import WHOLE_PACKETS, FieldPairs
-from fastvid.format.mp4 import Declared, Track, frame_rate, read_moov
+from fastvid.format.mp4 import Declared, Track, find_moov, frame_rate, read_moov
 from fastvid.format.presentation import usual_step
 from fastvid.format.schema import Codec
-from fastvid.media.container import Demuxed, check_fragments, check_pixels, find_moov, open_demuxer
-from fastvid.media.describe import ENCODE_HINT, declared
+from fastvid.media.container import Demuxed, check_fragments, check_pixels, open_demuxer
+from fastvid.media.describe import declared
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES
 from fastvid.media.probe import sniff
-from fastvid.media.prove import (
-    decoded_codec,
-    found_at,
-    nearest_rate,
-)
-from fastvid.media.reasons import Reason
+from fastvid.media.prove import decoded_codec, found_at, nearest_rate
+from fastvid.media.reasons import Reason, unusable
 from fastvid.runtime.arrays import BoolArray, IntArray, UInt32Array
 from fastvid.storage import Storage
 from fastvid.storage.protocol import Version
@@ -107,27 +103,14 @@ class FileReader(io.RawIOBase):
 
         Ranges in the cache are not read again; those that are read are not cached.
         """
-        kept = [self._in_blocks(offset, size) for offset, size in ranges]
-        missing = [one for one, known in zip(ranges, kept, strict=True) if not known]
-        runs: list[list[int]] = []
-        for offset, size in sorted(missing):
-            if runs and offset - runs[-1][1] <= self._storage.gap:
-                runs[-1][1] = max(runs[-1][1], offset + size)
-            else:
-                runs.append([offset, offset + size])
-        data = [memoryview(bytearray(stop - start)) for start, stop in runs]
-        if runs:
-            places = [(start, view) for (start, _), view in zip(runs, data, strict=True)]
+        missing = [one for one in ranges if not self._in_blocks(*one)]
+        data, starts = memoryview(b""), list[int]()
+        if missing:
+            starts, runs = coalesce([at for at, _ in missing], [size for _, size in missing], self._storage.gap)
+            data, places = room_for(runs, None)
             self._storage.read_into(self._name, places, self.version)
-        starts = [start for start, _ in runs]
-        found = []
-        for (offset, size), known in zip(ranges, kept, strict=True):
-            if known:
-                found.append(self.part(offset, size))
-                continue
-            run = bisect_right(starts, offset) - 1
-            found.append(bytes(data[run][offset - starts[run] :][:size]))
-        return found
+        read = dict(zip(missing, starts, strict=True))
+        return [bytes(data[read[one] :][: one[1]]) if one in read else self.part(*one) for one in ranges]
 
     def readable(self) -> bool:
         """See `io.IOBase`."""
@@ -294,9 +277,9 @@ def _check(packet: Any, number: int, *, is_second: bool) -> None:
     if packet.is_corrupt:
         raise SourceError(f"packet {number} is truncated", reason=Reason.TRUNCATED)
     if packet.pts is None:
-        raise SourceError(f"packet {number} has no time", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
+        raise unusable(f"packet {number} has no time")
     if is_second and number:
-        raise SourceError("its frames are pairs of fields", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
+        raise unusable("its frames are pairs of fields")
 
 
 def with_heads(tables: Tables, heads: Sequence[bytes | None]) -> Tables:

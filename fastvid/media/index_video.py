@@ -29,14 +29,13 @@ from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
 from fastvid.format.presentation import frame_bounds
 from fastvid.format.schema import Codec, PacketFlag, StreamFlag
 from fastvid.media.checks import Comparison, Finding, check_packets, chosen_clips
-from fastvid.media.describe import ENCODE_HINT, TONE_MAP, present, with_times
+from fastvid.media.describe import TONE_MAP, present, with_times
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.file_tables import FileReader, Tables, read_tables, with_heads
 from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES
 from fastvid.media.probe import sniff
 from fastvid.media.prove import IndexedVideo, index_video, shown_times, usable_records
-from fastvid.media.reasons import Reason
-from fastvid.media.timing import clip_frames
+from fastvid.media.reasons import Reason, unusable
 from fastvid.runtime.arrays import IntArray, RecordArray, UInt8Array
 
 # Rounding error of a duration between two frames in seconds; and the relative difference at which rates count as equal.
@@ -80,12 +79,6 @@ def _own_rate(found: IndexedVideo, first: int, count: int) -> Fraction:
     if abs(end - start - expected) <= max(_ROUNDED, expected * _SAME_RATE):
         return found.info.fps
     return Fraction(count / (end - start)).limit_denominator(100_000)
-
-
-def frames_between(found: IndexedVideo, start: float | None, end: float | None) -> tuple[int, int]:
-    """Return the first frame and the number of frames of a clip. `start`, `end`: in seconds, see `clip_frames`."""
-    first, stop = clip_frames(found.seconds, float(1 / found.info.fps), start, end)
-    return first, stop - first
 
 
 def clip_seconds(found: IndexedVideo, first: int, count: int) -> tuple[float, float]:
@@ -220,16 +213,14 @@ class Indexing(Comparison):
         times = shown_times(tables.pts.tolist(), records["frame"].astype(np.int64))
         info = with_times(info, times, tables.time_base)
         if proof is Proof.SAMPLE and not self.ends_alike():
-            raise SourceError(
-                "FFmpeg finds other frames at its end than in its tables", reason=Reason.NO_INDEX, hint=ENCODE_HINT
-            )
+            raise unusable("FFmpeg finds other frames at its end than in its tables")
         if proof is Proof.SAMPLE and not why:
             info, records, why = self._proved(info, records, notes)
         if why:
             info = replace(info, flags=info.flags | StreamFlag.WHOLE)
             notes.append(f"whole: {why}")
             if proof is Proof.SAMPLE and (wrong := self._differs(info, records, _early(records))):
-                raise SourceError(wrong, reason=Reason.NO_INDEX, hint=ENCODE_HINT)
+                raise unusable(wrong)
         notes = [*shown, *([] if tables.shown.all() else ["edit-list"]), *notes]
         return IndexedVideo(
             info, records, first.format.name, tables.container, tuple(notes), (), times, tables.time_base

@@ -25,9 +25,11 @@ from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from fastvid.errors import SourceError
+from fastvid.errors import FormatError, SourceError
+from fastvid.format.bitstream import packet_flags
 from fastvid.format.headers import FieldPairs
 from fastvid.format.presentation import Coded
+from fastvid.format.schema import Codec, PacketFlag, Range
 from fastvid.media.container import RAW, Demuxed, check_fragments, ffmpeg_message, fraction, open_demuxer, side_data
 from fastvid.media.describe import HDR_TRANSFERS, Orientation, declared, plausible
 from fastvid.media.ffmpeg import Limits, is_full, no_space, temporary_file
@@ -221,7 +223,6 @@ def _copied_out(tar: int, offset: int, size: int) -> int:
         return os.dup(file.fileno())
 
 
-_FULL_RANGE: Final = 2  # AVCOL_RANGE_JPEG
 # Maximum size of a placeholder for a frame of an earlier packet; the smallest real MPEG-4 picture is larger.
 _PLACEHOLDER_BYTES: Final = 2
 
@@ -301,8 +302,8 @@ class _Scan(Demuxed):
         super().__init__(container, source, limits, whole=whole)
         self.shown = 0
         self.pts: list[int | None] = []
-        self._codec = self.stream.codec_context.name
         name = self.stream.codec_context.codec.canonical_name
+        self._hiding = next((one for one in (Codec.VP8, Codec.VP9) if one.label == name), None)
         self.fields = FieldPairs(name, self.extradata)
         self.access = RandomAccess(container, name, self.extradata)
         self.frame: VideoFrame | None = None
@@ -321,7 +322,7 @@ class _Scan(Demuxed):
         self.access.add(packet)
         # A frame of two fields may have two packets.
         second = self.fields.completes(memoryview(packet))
-        if packet.is_discard or second or _is_hidden(self._codec, packet):
+        if packet.is_discard or second or (self._hiding and _is_hidden(self._hiding, packet)):
             return
         # A placeholder takes a tick of the clock but contains no frame. AVI stores decode times only; for reordered
         # pictures libavformat invents presentation times, the last of them wrong.
@@ -374,7 +375,7 @@ def _describe(source: OpenSource, container: InputContainer, stream: VideoStream
         orientation=Orientation.of(said.matrix or side_data(frame, "DISPLAYMATRIX")),
         crop=said.crop(frame.height, frame.width),
         matrix=int(frame.colorspace),
-        full_range=int(frame.color_range) == _FULL_RANGE or pix_fmt.startswith("yuvj"),
+        full_range=int(frame.color_range) == Range.FULL or pix_fmt.startswith("yuvj"),
         transfer=int(frame.color_trc),
         primaries=int(frame.color_primaries),
         interlaced=interlaced,
@@ -386,17 +387,12 @@ def _describe(source: OpenSource, container: InputContainer, stream: VideoStream
     )
 
 
-def _is_hidden(codec: str, packet: Packet[Any]) -> bool:
+def _is_hidden(codec: Codec, packet: Packet[Any]) -> bool:
     """Return whether a VP8 or VP9 packet is decoded but never shown."""
-    view = memoryview(packet)
-    if "vp8" in codec:
-        return not view[0] & 0x10  # show_frame, RFC 6386 section 9.1
-    if "vp9" not in codec or view[-1] & 0xE0 == 0xC0:  # a superframe contains a shown frame
+    try:
+        return bool(packet_flags(codec, b"", [memoryview(packet)])[0] & PacketFlag.HIDDEN)
+    except FormatError:
         return False
-    # frame_marker 2, profile 2, show_existing_frame 1, frame_type 1, show_frame 1: VP9 bitstream 6.2; profile 3 has
-    # one bit more.
-    bits = view[0] << 1 if view[0] & 0x30 == 0x30 else view[0]
-    return not bits & 0x08 and not bits & 0x02
 
 
 def _other_decoders(container: InputContainer, stream: VideoStream) -> set[str]:

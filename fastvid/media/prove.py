@@ -5,76 +5,47 @@ in which the decoder outputs them; and all frames must equal those a player show
 read only if every GOP decodes to the same frames on its own: once complete, and twice with a random half of its
 droppable packets left out. A stream that fails this is marked to be decoded from its first packet.
 
+`Remuxer` remuxes the packets into a plain MP4 with FFmpeg's muxer, without re-encoding. The muxer converts between
+container conventions (start codes to lengths, decoder configuration); the times and the hidden frames are set here.
+
 The file is untrusted: run this in a worker process that may crash (`fastvid.sharding.engines.local`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import subprocess
+import struct
+import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final
 
 import av
 import numpy as np
 import numpy.typing as npt
 from av.bitstream import BitStreamFilterContext
-from av.container import InputContainer
+from av.container import InputContainer, OutputContainer
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from fastvid.decode.pyav import open_context
-from fastvid.errors import FormatError, MissingDependency, SourceError
+from fastvid.errors import FormatError, SourceError
 from fastvid.format.bitstream import can_plan, packet_flags
 from fastvid.format.headers import FieldPairs
 from fastvid.format.mp4 import frame_rate
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.presentation import usual_step
 from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
-from fastvid.media.container import Demuxed, Read, check_fragments, ffmpeg_message, open_demuxer
-from fastvid.media.describe import ENCODE_HINT, TONE_MAP, declared, present, with_times
-from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.container import Demuxed, Read, check_fragments, ffmpeg_message, open_demuxer, video_stream
+from fastvid.media.describe import TONE_MAP, declared, present, with_times
+from fastvid.media.ffmpeg import Limits
 from fastvid.media.probe import HEAD_BYTES, sniff
-from fastvid.media.reasons import Reason
-from fastvid.media.timing import tagged
+from fastvid.media.reasons import Reason, unusable
 from fastvid.runtime.arrays import FloatArray, IntArray
-
-# 256 lines, the default short side of profiles; 64 frames, two GOPs of the profile "compact".
-_SOURCE: Final = "testsrc2=s=336x256:r=25:d=2.56"
-_LIMITED: Final = f"scale=out_range=limited:out_color_matrix=smpte170m,format=yuv420p,{tagged(full_range=False)}"
-_FULL: Final = f"scale=out_range=full:out_color_matrix=smpte170m,format=yuvj420p,{tagged(full_range=True)}"
-_X264: Final = "-c:v libx264 -threads 1 -preset veryfast -tune fastdecode -crf 23 -x264-params"
-_CLIPS: Final = {
-    "h264 compact": ("libx264", f"{_X264} keyint=32:min-keyint=32:scenecut=0:open-gop=0:bframes=7:b-pyramid=none"),
-    "h264 intra": ("libx264", f"{_X264} keyint=1"),
-    "hevc": ("libx265", "-c:v libx265 -tag:v hvc1 -x265-params log-level=none:pools=1:info=0:keyint=16:open-gop=0"),
-    "vp9": ("libvpx-vp9", "-c:v libvpx-vp9 -g 12 -crf 32 -b:v 0 -cpu-used 8 -auto-alt-ref 0 -lag-in-frames 0"),
-    "mjpeg": ("mjpeg", "-c:v mjpeg -q:v 3"),
-}
-
-
-def make_sample_clips(folder: Path) -> dict[str, bytes]:
-    """Return MP4s by name, one per codec for which ffmpeg has an encoder."""
-    build = find_ffmpeg()
-    clips = {}
-    for name, (encoder, arguments) in _CLIPS.items():
-        if encoder != "mjpeg" and encoder not in build.encoders:
-            continue
-        path = folder / f"{name.replace(' ', '-')}.mp4"
-        picture = _FULL if encoder == "mjpeg" else _LIMITED
-        command = [build.path, "-v", "error", "-f", "lavfi", "-i", _SOURCE, "-vf", picture, *arguments.split()]
-        command += ["-y", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise MissingDependency(f"ffmpeg failed to encode {name}: {done.stderr.strip().splitlines()[-1:]}")
-        clips[name] = path.read_bytes()
-    return clips
 
 
 def frame_digest(frame: VideoFrame) -> bytes:
@@ -150,10 +121,8 @@ class Playback(Demuxed):
             if frame.interlaced_frame and not self.first.interlaced_frame:
                 self.first = frame  # one interlaced frame makes the whole stream interlaced
             if (frame.width, frame.height) != size:
-                raise SourceError(
-                    f"frame {number} has size {frame.width}x{frame.height}, the first frame {size[0]}x{size[1]}",
-                    reason=Reason.NO_INDEX,
-                    hint=ENCODE_HINT,
+                raise unusable(
+                    f"frame {number} has size {frame.width}x{frame.height}, the first frame {size[0]}x{size[1]}"
                 )
             self.digests.append(frame_digest(frame))
 
@@ -183,7 +152,7 @@ def decoded_codec(stream: VideoStream) -> Codec:
     name = stream.codec_context.codec.canonical_name
     codec = _CODECS.get(name)
     if codec is None:
-        raise SourceError(f"no fastvid decoder supports {name}", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
+        raise unusable(f"no fastvid decoder supports {name}")
     return codec
 
 
@@ -302,9 +271,7 @@ def number_packets(played: Playback) -> NumberedPackets:
     try:
         given = dict(_decode(played, range(len(played.packets))))
     except (SourceError, av.FFmpegError, ValueError) as error:
-        raise SourceError(
-            f"its packets do not decode without their container: {error}", reason=Reason.NO_INDEX, hint=ENCODE_HINT
-        ) from error
+        raise unusable(f"its packets do not decode without their container: {error}") from error
     silent = [number for number in range(len(played.packets)) if number not in given]
     allowed = set(_silent(played, flags))
     lost = [number for number in silent if number not in allowed]
@@ -314,10 +281,8 @@ def number_packets(played: Playback) -> NumberedPackets:
         )
     shown = [number for number in given if not played.discard[number]]
     if [given[number] for number in shown] != played.digests:
-        raise SourceError(
-            f"decoding its packets returns {len(shown)} frames that differ from the {len(played.digests)} of the file",
-            reason=Reason.NO_INDEX,
-            hint=ENCODE_HINT,
+        raise unusable(
+            f"decoding its packets returns {len(shown)} frames that differ from the {len(played.digests)} of the file"
         )
     frames = np.full(len(played.packets), -1, np.int64)
     frames[shown] = np.arange(len(shown))
@@ -347,9 +312,7 @@ def found_at(read: Read, packet: bytes | memoryview, number: int, position: int 
     start = end if position is None or position < 0 else position
     at = read(start, _HEADER_WINDOW + len(packet)).find(packet)
     if at < 0:
-        raise SourceError(
-            f"packet {number} is not contiguous at byte {start} of the file", reason=Reason.NO_INDEX, hint=ENCODE_HINT
-        )
+        raise unusable(f"packet {number} is not contiguous at byte {start} of the file")
     return start + at
 
 
@@ -474,3 +437,144 @@ def _differences(played: Playback, info: StreamInfo, frame: VideoFrame) -> Itera
         yield f"colour-{info.range.name.lower()}-{info.matrix.name.lower()}"
     if any(played.discard):
         yield "edit-list"
+
+
+# Codecs in which every packet shows a frame. A packet that decodes to none is a placeholder or lacks its references.
+_NEVER_SILENT: Final = frozenset({Codec.H264, Codec.HEVC, Codec.MPEG4})
+# Ticks between two displayed packets, to leave times for hidden packets.
+_ROOM: Final = 8
+# Movie ticks per second, fine enough for an edit list to end between two frames.
+_MOVIE_TICKS: Final = 90_000
+
+
+class Remuxer:
+    """Writes MP4s with the packets of a source.
+
+    `data`: bytes of the source. Attributes: `played`, its packets and frames; `shown`, how a player shows them.
+    """
+
+    def __init__(self, data: bytes, container: str, limits: Limits, hdr: str) -> None:
+        self.played = played = play(data, container, limits, unpack=True)
+        self.shown, _ = described(played, data, hdr=hdr)
+        self._data, self._numbered = data, number_packets(played)
+        frames, nothing = self._numbered.frames, np.zeros(len(played.packets), np.int64)
+        records = packet_records(nothing, nothing, nothing, frames, self._numbered.flags)
+        whole = bool(self._numbered.whole or why_decode_whole(played, self._numbered))
+        self._table = PacketTable(records, whole=whole)
+        self._base, self._ticks = _own_clock(played, self._numbered)
+        shown = np.flatnonzero(frames >= 0)
+        self._packet_of = shown[np.argsort(frames[shown])]
+
+    @property
+    def seconds(self) -> npt.NDArray[np.float64]:
+        """Presentation time of each shown frame in seconds after the first, float64 [N], increasing."""
+        ticks = np.asarray([self._ticks[packet] for packet in self._packet_of.tolist()], np.float64)
+        seconds: npt.NDArray[np.float64] = (ticks - ticks[0]) * float(self._base)
+        return seconds
+
+    def part(self, first: int, last: int) -> bytes:
+        """Return an MP4 that shows frames `first` to `last` - 1 and contains the packets that they need."""
+        packets = self._table.plan(range(first, last)).packets.tolist()
+        if self.played.codec in _NEVER_SILENT:
+            packets = [packet for packet in packets if packet in self._ticks]
+        zero = self._ticks[int(self._packet_of[first])]
+        pts = [time - zero for time in self._times(packets)]
+        hidden = [
+            time
+            for packet, time in zip(packets, pts, strict=True)
+            if packet in self._ticks and not first <= self._numbered.frames[packet] < last
+        ]
+        end = self._ticks[int(self._packet_of[last - 1])] - zero
+        if any(0 <= time <= end for time in hidden):
+            raise unusable("edit list would need several segments")
+        later = [time for time in hidden if time > end]
+        mp4 = self._mux(packets, pts)
+        if later:
+            mp4 = _end_edit(mp4, min(later) * self._base)
+        return mp4
+
+    def _times(self, packets: Sequence[int]) -> list[int]:
+        """Return the tick of each packet, in decode order; a packet without a frame is just before the next packet."""
+        times: list[int] = []
+        following = max((self._ticks[packet] for packet in packets if packet in self._ticks), default=0) + _ROOM
+        for packet in reversed(packets):
+            following = self._ticks.get(packet, following - 1)
+            times.append(following)
+        return times[::-1]
+
+    def _mux(self, packets: Sequence[int], pts: Sequence[int]) -> bytes:
+        # A file, not memory: the muxer rereads its own output to move the tables to the front.
+        with (
+            tempfile.TemporaryFile(prefix="fastvid-") as file,
+            open_demuxer(self._data, self.played.container) as source,
+        ):
+            if self.played.codec is Codec.VP8:
+                raise unusable("MP4 cannot contain vp8")
+            try:
+                opened = av.open(
+                    f"/dev/fd/{file.fileno()}",
+                    "w",
+                    format="mp4",
+                    container_options={
+                        "movflags": "+faststart",
+                        "fflags": "+bitexact",
+                        "movie_timescale": str(_MOVIE_TICKS),
+                    },
+                )
+                with opened as target:
+                    self._write(target, video_stream(source), packets, pts)
+            except (av.FFmpegError, ValueError) as error:
+                raise unusable(f"packets do not fit into an MP4: {ffmpeg_message(error)}") from error
+            file.seek(0)
+            return file.read()
+
+    def _write(
+        self, target: OutputContainer, template: VideoStream, packets: Sequence[int], pts: Sequence[int]
+    ) -> None:
+        stream = target.add_stream_from_template(template, opaque=True)
+        stream.time_base = self._base
+        # The muxer uses this duration for the last frame; the others last until the next one.
+        shown_at = sorted(pts)
+        step = max(1, shown_at[-1] - shown_at[-2]) if len(pts) > 1 else max(1, round(1 / self.played.rate / self._base))
+        for packet, shown, decoded in zip(packets, pts, decode_times(pts), strict=True):
+            data: Any = self.played.packets[packet]  # PyAV takes any buffer; its stubs say bytes
+            one = av.Packet(data)
+            one.stream, one.time_base = stream, self._base
+            one.pts, one.dts, one.duration = shown, decoded, step
+            one.is_keyframe = bool(self._numbered.flags[packet] & PacketFlag.KEY)
+            target.mux_one(one)
+
+
+def _own_clock(played: Playback, numbered: NumberedPackets) -> tuple[Fraction, dict[int, int]]:
+    """Return the seconds per tick, and the ticks of each packet with a frame, ascending in display order.
+
+    Uses the source's times, else a constant rate.
+    """
+    ticks = clock(played, numbered.order)
+    if ticks is not None:
+        return played.time_base / _ROOM, {packet: time * _ROOM for packet, time in ticks.items()}
+    return 1 / played.rate / _ROOM, {packet: place * _ROOM for place, packet in enumerate(numbered.order)}
+
+
+def decode_times(pts: Sequence[int]) -> list[int]:
+    """Return increasing decode times in ticks, none later than the packet's presentation time.
+
+    `pts`: presentation times of the packets in ticks, in decode order.
+    """
+    times = sorted(pts)
+    for place in range(1, len(times)):
+        times[place] = max(times[place], times[place - 1] + 1)
+    delay = max(decoded - shown for decoded, shown in zip(times, pts, strict=True))
+    return [time - delay for time in times]
+
+
+def _end_edit(data: bytes, seconds: Fraction) -> bytes:
+    """Return the MP4 with its edit list shortened to end before `seconds`; the muxer's includes the last packet."""
+    mp4 = bytearray(data)
+    at = data.find(b"elst")
+    if at < 0 or data[at + 4] != 0:
+        raise unusable("MP4 has no edit list to shorten")
+    # Version 0: count, then duration in movie ticks, media time and rate (ISO/IEC 14496-12, 8.6.6).
+    (count,) = struct.unpack_from(">I", mp4, at + 8)
+    struct.pack_into(">I", mp4, at + 12 + 12 * (count - 1), int(seconds * _MOVIE_TICKS) - 1)
+    return bytes(mp4)

@@ -7,6 +7,12 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from typing import Final
+
+from fastvid.errors import SourceError
+
+ENCODE_HINT: Final = "re-encode it with a profile: `fastvid shard --profile compact`"
+"""The hint for a video whose packets cannot be used unchanged."""
 
 
 class Reason(StrEnum):
@@ -52,6 +58,11 @@ class Reason(StrEnum):
     ENCODE_FAILED = "encode-failed", "ffmpeg failed for another reason; its message is in the ledger"
     VERIFY_FAILED = "verify-failed", "the encoded sample does not pass verification"
     NO_INDEX = "no-index", "its packets cannot be used unchanged; re-encode it with a profile"
+
+
+def unusable(message: str) -> SourceError:
+    """Return the error for a video whose packets cannot be used unchanged."""
+    return SourceError(message, reason=Reason.NO_INDEX, hint=ENCODE_HINT)
 
 
 NOTES: dict[str, str] = {

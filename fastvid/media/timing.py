@@ -32,8 +32,7 @@ from typing import Any, Final
 import numpy as np
 
 from fastvid.errors import FormatError, SourceError
-from fastvid.format.bitstream import PARAMETER_SETS, Bytes, nal_length_size, nal_units
-from fastvid.format.headers import begins_with_vp9_key
+from fastvid.format.bitstream import begins_afresh, changes_parameters, nal_length_size
 from fastvid.format.presentation import clip_range, frame_bounds
 from fastvid.format.schema import Codec
 from fastvid.media.reasons import Reason
@@ -89,10 +88,9 @@ def choose_timing(
     """
     rates = [snapped for rate in nominal if rate is not None and 0 < rate <= _MOST_CLAIMED and (snapped := _snap(rate))]
     times = np.sort(np.asarray([t for t in pts if t is not None], dtype=np.int64))
-    if len(times) < 2 or len(times) < len(pts) or times[-1] == times[0]:
-        return _forced("counted", rates[0] if rates else _FALLBACK, shown)
     steps = np.diff(times)
-    if np.count_nonzero(steps == 0) > len(steps) * _MOST_EQUAL:
+    is_unknown = len(times) < 2 or len(times) < len(pts) or times[-1] == times[0]
+    if is_unknown or np.count_nonzero(steps == 0) > len(steps) * _MOST_EQUAL:
         return _forced("counted", rates[0] if rates else _FALLBACK, shown)
     usual = int(np.median(steps))
     jump = max(_JUMP_SECONDS / float(time_base), _JUMP_STEPS * usual)
@@ -169,9 +167,6 @@ def clip_frames(seconds: FloatArray, nominal: float, start: float | None, end: f
 # Containers whose packets have reliable presentation times and an index by them. Not MPEG-TS and -PS, whose demuxers
 # guess positions, nor AVI, which stores no presentation times.
 _CONTAINERS: Final = frozenset({"mov", "matroska"})
-# Slices and IDR slices: ITU-T H.264 table 7-1, H.265 table 7-1.
-_SLICES: Final = {Codec.H264: frozenset(range(1, 6)), Codec.HEVC: frozenset(range(32))}
-_CLEAN: Final = {Codec.H264: frozenset({5}), Codec.HEVC: frozenset({19, 20})}
 # x264 writes its version into the first packet. Decoders work around bugs of versions before 151 if they have seen it.
 _X264: Final = re.compile(rb"x264 - core (\d+)")
 _FIXED_X264: Final = 151
@@ -181,20 +176,18 @@ class RandomAccess:
     """Collects the packets of a stream, in decode order."""
 
     def __init__(self, container: str, codec: str, extradata: bytes) -> None:
-        known = {one.label: one for one in (Codec.H264, Codec.HEVC, Codec.VP9)}
-        self._codec = known.get(codec)
+        known = next((one for one in (Codec.H264, Codec.HEVC, Codec.VP9) if one.label == codec), None)
+        is_split = known in (None, Codec.VP9) or nal_length_size(known, extradata) is not None
+        # None if decoding must begin at the first packet.
+        self._codec = known if container in _CONTAINERS and is_split else None
         self._extradata = extradata
-        self._length_size = None if self._codec in (None, Codec.VP9) else nal_length_size(self._codec, extradata)
-        self._possible = container in _CONTAINERS and self._codec is not None
-        if self._codec in _SLICES and self._length_size is None:
-            self._possible = False
         self._keys: list[int] = []
         self._first = True
         self.old_x264 = False
 
     def add(self, packet: Any) -> None:
         """Take a packet of PyAV."""
-        if not self._possible:
+        if self._codec is None:
             return
         data = memoryview(packet)
         if self._first:
@@ -202,16 +195,14 @@ class RandomAccess:
             # Its workarounds concern 4:4:4, and streams of 2006.
             self.old_x264 = found is not None and int(found[1]) < _FIXED_X264
         try:
-            clean = self._is_clean(data)
+            is_usable = not changes_parameters(self._codec, self._extradata, data)
+            if is_usable and packet.is_keyframe:
+                is_usable = packet.pts is not None and begins_afresh(self._codec, self._extradata, data)
+                self._keys.append(packet.pts)
         except (FormatError, IndexError):
-            self._possible = False
-            return
-        if not packet.is_keyframe:
-            return
-        if clean and packet.pts is not None:
-            self._keys.append(packet.pts)
-        else:
-            self._possible = False
+            is_usable = False
+        if not is_usable:
+            self._codec = None
 
     def keys(self, times: IntArray, shown: int) -> IntArray:
         """Return the times of the packets at which decoding can begin, in ticks, ascending; empty if unproven.
@@ -219,23 +210,9 @@ class RandomAccess:
         `times`: presentation times of the shown frames, ascending. `shown`: number of shown frames.
         """
         distinct = len(times) == shown and bool((np.diff(times) > 0).all())
-        if not self._possible or not distinct or any(b <= a for a, b in zip(self._keys, self._keys[1:], strict=False)):
+        if self._codec is None or not distinct or any(b <= a for a, b in zip(self._keys, self._keys[1:], strict=False)):
             return np.zeros(0, np.int64)
         return np.asarray(self._keys, np.int64)
-
-    def _is_clean(self, data: Bytes) -> bool:
-        """Return whether decoding can begin at a packet; raise FormatError if parameter sets change in the stream."""
-        if self._codec is Codec.VP9:
-            return begins_with_vp9_key(data)
-        assert self._codec is not None
-        kinds = set()
-        for unit in nal_units(data, self._length_size):
-            kind = unit[0] & 31 if self._codec is Codec.H264 else unit[0] >> 1 & 63
-            if kind in PARAMETER_SETS[self._codec] and bytes(unit) not in self._extradata:
-                raise FormatError("parameter sets change inside the stream")
-            if kind in _SLICES[self._codec]:
-                kinds.add(kind)
-        return bool(kinds) and kinds <= _CLEAN[self._codec]
 
 
 COLOUR: Final = {"colorspace": "smpte170m", "color_primaries": "smpte170m", "color_trc": "smpte170m"}

@@ -22,7 +22,7 @@ from fastvid.format.in_place import ListedFile, Root, common_root, parse_root
 from fastvid.format.schema import FACT_FIELDS, IN_PLACE, IN_PLACE_SUFFIXES, later_stem
 from fastvid.format.shard import Shard
 from fastvid.format.tar import TarDigest, TarMember
-from fastvid.format.writing import IndexedSample, IndexedStream, ListedSample, write_listed
+from fastvid.format.writing import IndexedSample, IndexedStream, ListedSample, write_in_place
 from fastvid.media.describe import KEEP, TONE_MAP
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.index_video import Proof
@@ -112,7 +112,7 @@ class IndexFiles(SourceWork):
     def pack(self, shard: int, samples: Iterator[ListedSample]) -> TarDigest | None:
         """See `SourceWork`."""
         made = list(samples)
-        return write_listed(self.storage, self.stems[shard], made, self.streams) if made else None
+        return write_in_place(self.storage, self.stems[shard], made, self.streams) if made else None
 
 
 # Added to the revision in names of new shards, so that they differ from those of `fastvid compact`, which uses the

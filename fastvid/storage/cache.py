@@ -9,7 +9,7 @@
 A file appears complete, by a rename. The kernel releases the locks of a killed process, and the next process deletes
 its temporary files. A stopped process keeps its locks; the others give up waiting and fetch without the cache. Eviction
 deletes the least recently used files, and a damaged file is replaced by another, never changed: a process that has
-mapped a file keeps its content. `get` reads files into memory instead of mapping them, because they are small.
+mapped a file keeps its content.
 
 `UnitCache` keeps a video in units of `UNIT` bytes, the last one shorter, counted from the video's first byte. No unit
 contains bytes of two videos, so a node that reads one video of a shard does not fetch bytes of the videos next to it.
@@ -64,31 +64,6 @@ class NodeCache:
     def __init__(self, folder: Path, limit: int, patience: float = 120.0) -> None:
         self.folder, self.limit, self.patience = folder, limit, patience
         self._stuck: set[Path] = set()  # locks that were not released in time: do not wait for them again
-
-    def get(self, key: str, size: int, fetch: Callable[[], bytes]) -> memoryview:
-        """Return a file's bytes, fetching them once per node.
-
-        If the folder is full, locked for too long or not writable, log a warning and return the fetched bytes uncached.
-
-        `size`: size of the file in bytes; a cached file of another size is fetched again. `fetch`: returns the
-        bytes when they are not cached.
-        """
-        path, fetched = self._path(key), list[bytes]()
-        found = _read(path, size)
-        if found is not None:
-            return found
-
-        def write(temporary: Path) -> None:
-            fetched.append(fetch())
-            temporary.write_bytes(fetched[0])
-
-        if size <= self.limit:
-            with contextlib.suppress(OSError):
-                if path.stat().st_size != size:
-                    path.unlink()
-            if self.file(key, write) is not None and not fetched:
-                found = _read(path, size)
-        return memoryview(fetched[0] if fetched else fetch()) if found is None else found
 
     def file(self, key: str, write: Callable[[Path], None]) -> Path | None:
         """Return the path of a file, written once per node, for mapping it: its content stays while it is mapped.
@@ -218,22 +193,6 @@ def _touch(path: Path) -> bool:
     return True
 
 
-def _read(path: Path, size: int) -> memoryview | None:
-    """Return the bytes of a file, or None if there is no file of `size` bytes that is ours."""
-    try:
-        with path.open("rb") as file:
-            facts = os.fstat(file.fileno())
-            if facts.st_size != size or not _is_ours(facts):
-                return None
-            # Eviction goes by the access time, so set it to the time of this use.
-            with contextlib.suppress(OSError):
-                os.utime(file.fileno())
-            data = file.read()
-            return memoryview(data) if len(data) == size else None
-    except OSError:
-        return None
-
-
 UNIT: Final = 2**20
 """Bytes of a unit. Most videos of a few seconds fit into one; of an hour of video a clip needs few of the units."""
 
@@ -243,15 +202,14 @@ _CHECKSUM: Final = 4  # bytes of a CRC-32
 Ranges = Sequence[tuple[int, memoryview]]
 
 
-class UnitCache:
+class UnitCache(NodeCache):
     """A size-limited folder of units.
 
     `limit`: maximum total size in bytes.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
-        self.folder, self.limit = folder, limit
-        self._books = NodeCache(folder, limit)
+        super().__init__(folder, limit)
         self._lock = threading.Lock()
         self._granted = 0  # bytes that this process may write before it asks again
         self._warned = False
@@ -263,14 +221,13 @@ class UnitCache:
         of the video in bytes. `fetch`: fills ranges from the store.
         """
         wanted = sorted({unit for offset, view in ranges for unit in _units(offset, len(view))})
-        found = {unit: self._load(_name(video, unit), self._size(size, unit)) for unit in wanted}
-        missing = [unit for unit in wanted if found[unit] is None]
-        if missing:
-            self._fetch(video, size, missing, found, fetch)
+        loaded = ((unit, self._load(_name(video, unit), min(UNIT, size - unit * UNIT))) for unit in wanted)
+        found = {unit: data for unit, data in loaded if data is not None}
+        if missing := [unit for unit in wanted if unit not in found]:
+            found |= self._fetch(video, size, missing, fetch)
         for offset, view in ranges:
             for unit in _units(offset, len(view)):
                 data = found[unit]
-                assert data is not None
                 first, last = max(offset, unit * UNIT), min(offset + len(view), unit * UNIT + len(data))
                 view[first - offset : last - offset] = data[first - unit * UNIT : last - unit * UNIT]
 
@@ -281,14 +238,9 @@ class UnitCache:
                 self._path(_name(video, unit)).unlink(missing_ok=True)
 
     def _fetch(
-        self,
-        video: str,
-        size: int,
-        missing: Sequence[int],
-        found: dict[int, memoryview | None],
-        fetch: Callable[[Ranges], None],
-    ) -> None:
-        """Fetch the missing units, adjacent ones in one range, add them to `found` and write them to the cache."""
+        self, video: str, size: int, missing: Sequence[int], fetch: Callable[[Ranges], None]
+    ) -> dict[int, memoryview]:
+        """Fetch units, adjacent ones in one range, write them to the cache and return their bytes."""
         runs: list[tuple[int, memoryview]] = []
         start = 0
         for place, unit in enumerate(missing):
@@ -297,18 +249,13 @@ class UnitCache:
                 runs.append((first, memoryview(bytearray(stop - first))))
                 start = place + 1
         fetch(runs)
+        found = {}
         for first, data in runs:
             for at in range(0, len(data), UNIT):
                 unit = (first + at) // UNIT
                 found[unit] = data[at : at + UNIT]
                 self._store(_name(video, unit), data[at : at + UNIT])
-
-    @staticmethod
-    def _size(size: int, unit: int) -> int:
-        return min(UNIT, size - unit * UNIT)
-
-    def _path(self, name: str) -> Path:
-        return self.folder / name[:2] / name
+        return found
 
     def _load(self, name: str, size: int) -> memoryview | None:
         try:
@@ -348,7 +295,7 @@ class UnitCache:
         with self._lock:
             if self._granted < size:
                 grant = max(size, min(_GRANT, self.limit // 64))
-                self._books.reserve(grant)
+                self.reserve(grant)
                 self._granted += grant
             self._granted -= size
 

@@ -19,23 +19,15 @@ from datetime import timedelta
 from functools import cached_property, partial
 from http import HTTPStatus
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar, cast
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import obstore
-from obstore.exceptions import (
-    AlreadyExistsError,
-    BaseError,
-    GenericError,
-    NotSupportedError,
-    PermissionDeniedError,
-    PreconditionError,
-    UnauthenticatedError,
-)
-from obstore.store import GCSStore, HTTPStore, S3Store
+from obstore import exceptions
+from obstore.store import GCSStore, S3Store
 
 from fastvid.errors import FastvidError, StorageError, UnavailableError, UsageError
-from fastvid.storage.protocol import REPLACED, TRAFFIC, RemoteOptions, Version, replaced_error
-from fastvid.storage.requests import Attempts, Failure
+from fastvid.storage.protocol import TRAFFIC, RemoteOptions, Version, replaced_error
+from fastvid.storage.requests import Client, Failure, MissingIgnored
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -57,14 +49,6 @@ def http_status(error: Exception) -> int | None:
     """Return the HTTP status of the response, or None without a response."""
     match = re.search(r"non-2xx status code: (\d{3})", str(error))
     return int(match[1]) if match else None
-
-
-def explain(error: Exception) -> Failure:
-    """Return why a request failed and whether to retry it; raise `error` if it is not an error of a request."""
-    if not isinstance(error, BaseError | OSError | ValueError):
-        raise error
-    transient = isinstance(error, GenericError) and is_transient(error)
-    return Failure(reason(error), transient=transient, refused=http_status(error) in _REFUSED)
 
 
 def is_transient(error: Exception) -> bool:
@@ -129,31 +113,11 @@ def hint(error: Exception, file: str) -> str | None:
     return None
 
 
-def translated(error: Exception, file: str, tries: int = 1, seconds: float = 0.0) -> FastvidError:
-    """Return the error to raise for a failed request, after `tries` attempts in `seconds`."""
-    if isinstance(error, FileNotFoundError):
-        what = "bucket" if "NoSuchBucket" in str(error) else "file"
-        return StorageError(f"{what} does not exist", file=file)
-    if isinstance(error, PreconditionError):
-        return replaced_error(file)
-    if isinstance(error, NotSupportedError):
-        return StorageError("server does not support byte ranges", file=file, hint="use one that does, such as nginx")
-    if isinstance(error, ValueError):
-        return UsageError(f"invalid file name: {reason(error)}", file=file)
-    text = reason(error)
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-        text = f"access denied: {text}"
-    if tries > 1:
-        text += f" ({tries} attempts in {seconds:.0f} s)"
-    too_short = http_status(error) == 416  # the file ends before the range
-    return (StorageError if too_short else UnavailableError)(text, hint=hint(error, file), file=file)
+Store = S3Store | GCSStore
 
 
-Store = S3Store | GCSStore | HTTPStore
-
-
-def open_store(url: str, client: ClientConfig, retry: RetryConfig, query: str) -> Store:
-    """Open a store at a folder's URL; `query` is added to the URL of every file of a web server."""
+def checked_parts(url: str) -> SplitResult:
+    """Return the parts of a folder's URL; UsageError if it has too many or too few."""
     parts = urlsplit(url)
     if "@" in parts.netloc or parts.query or parts.fragment:
         # URLs appear in messages and logs, so they must not contain secrets.
@@ -164,14 +128,16 @@ def open_store(url: str, client: ClientConfig, retry: RetryConfig, query: str) -
         )
     if not parts.netloc:
         raise UsageError("storage URL has no bucket or host", file=url)
-    prefix = parts.path.strip("/") or None
+    return parts
+
+
+def open_store(url: str, client: ClientConfig, retry: RetryConfig) -> Store:
+    """Open a store at a folder's URL."""
+    parts = checked_parts(url)
+    kind, prefix = S3Store if parts.scheme == "s3" else GCSStore, parts.path.strip("/") or None
     try:
-        if parts.scheme == "s3":
-            return S3Store(parts.netloc, prefix=prefix, client_options=client, retry_config=retry)
-        if parts.scheme == "gs":
-            return GCSStore(parts.netloc, prefix=prefix, client_options=client, retry_config=retry)
-        return HTTPStore.from_url(f"{url}/?{query}" if query else url, client_options=client, retry_config=retry)
-    except (BaseError, OSError, ValueError) as error:
+        return kind(parts.netloc, prefix=prefix, client_options=client, retry_config=retry)
+    except (exceptions.BaseError, OSError, ValueError) as error:
         raise UsageError(f"cannot open the storage: {reason(error)}", file=url) from error
 
 
@@ -198,13 +164,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class StoreClient:
-    """Requests to one folder of a remote storage."""
+class StoreClient(Client):
+    """Requests to one folder of an object store."""
 
-    def __init__(self, url: str, options: RemoteOptions, query: str = "") -> None:
-        self.url, self.options, self._query = url.rstrip("/"), options, query
-        self._attempts = Attempts(self.url, options, explain, translated)
-        self.rate = self._attempts.rate
+    def __init__(self, url: str, options: RemoteOptions) -> None:
+        super().__init__(url, options)
         self._reader = open_store(
             self.url,
             {
@@ -217,7 +181,6 @@ class StoreClient:
             # `_call` retries reads: obstore does not retry a body without an entity tag, and retries one with a tag
             # silently.
             {"max_retries": 0},
-            query,
         )
 
     @cached_property
@@ -233,20 +196,36 @@ class StoreClient:
                 "timeout": timedelta(seconds=WRITE_SECONDS),
             },
             {"max_retries": 1000, "retry_timeout": timedelta(seconds=self.options.patience_seconds)},
-            self._query,
         )
 
-    def head(self, name: str) -> Version | None:
-        """Return the current version of `name`, or None if the file does not exist."""
-        try:
-            return self._call(name, lambda: self._head(name))
-        except StorageError as error:
-            if is_missing(error):
-                return None
-            raise
+    def _explain(self, error: Exception) -> Failure:
+        if not isinstance(error, exceptions.BaseError | OSError | ValueError):
+            raise error
+        transient = isinstance(error, exceptions.GenericError) and is_transient(error)
+        return Failure(reason(error), transient=transient, refused=http_status(error) in _REFUSED)
 
-    def _head(self, name: str) -> Version:
-        return _version(obstore.head(self._reader, name))
+    def _translated(self, error: Exception, file: str, tries: int = 1, seconds: float = 0.0) -> FastvidError:
+        if isinstance(error, FileNotFoundError):
+            what = "bucket" if "NoSuchBucket" in str(error) else "file"
+            return StorageError(f"{what} does not exist", file=file)
+        if isinstance(error, exceptions.PreconditionError):
+            return replaced_error(file)
+        if isinstance(error, exceptions.NotSupportedError):
+            return StorageError(
+                "server does not support byte ranges", file=file, hint="use one that does, such as nginx"
+            )
+        if isinstance(error, ValueError):
+            return UsageError(f"invalid file name: {reason(error)}", file=file)
+        text = reason(error)
+        if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+            text = f"access denied: {text}"
+        if tries > 1:
+            text += f" ({tries} attempts in {seconds:.0f} s)"
+        too_short = http_status(error) == 416  # the file ends before the range
+        return (StorageError if too_short else UnavailableError)(text, hint=hint(error, file), file=file)
+
+    def _current(self, name: str) -> Version:
+        return self._call(name, lambda: _version(obstore.head(self._reader, name)))
 
     def get(self, name: str, most: int) -> tuple[memoryview | None, Version]:
         """Read all of `name` in one request; return its bytes, None if more than `most`, and its version."""
@@ -274,7 +253,7 @@ class StoreClient:
         def call() -> tuple[memoryview, Version | None]:
             try:
                 result = obstore.get(self._reader, name, options=cast(Any, options))
-            except GenericError as error:
+            except exceptions.GenericError as error:
                 if http_status(error) == RANGE_NOT_SATISFIABLE:
                     return memoryview(b""), version
                 raise
@@ -338,27 +317,20 @@ class StoreClient:
         except BaseException as error:
             try:
                 writer.__exit__(type(error), error, error.__traceback__)
-            except (BaseError, OSError) as second:
+            except (exceptions.BaseError, OSError) as second:
                 log.warning("cannot abort the upload of %s: %s", self.file(name), reason(second))
             raise
         self._once(name, writer.close)
 
     def delete(self, name: str) -> None:
         """Delete `name` if it exists."""
-        try:
+        with MissingIgnored():
             self._call(name, lambda: obstore.delete(self._writer, name))
-        except StorageError as error:
-            if not is_missing(error):
-                raise
-
-    def file(self, name: str) -> str:
-        """Return the URL of `name`."""
-        return f"{self.url}/{name}"
 
     def _put_once(self, name: str, data: bytes, mode: Any, mark: str) -> bool:
         try:
             obstore.put(self._writer, name, data, mode=mode, attributes={_WRITER: mark})
-        except (AlreadyExistsError, PreconditionError):
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
             return False
         return True
 
@@ -369,22 +341,16 @@ class StoreClient:
             result = obstore.get(self._reader, name)
             return result.attributes.get(_WRITER), _version(result.meta)
 
-        try:
+        with MissingIgnored():
             return self._call(name, call)
-        except StorageError as error:
-            if is_missing(error):
-                return None, None
-            raise
+        return None, None
 
     def _once(self, name: str, call: Callable[[], T]) -> T:
         """Make a call without retries: a retry would write the bytes twice."""
         try:
             return call()
-        except (BaseError, OSError, ValueError) as error:
-            raise translated(error, self.file(name)) from error
-
-    def _call(self, name: str, call: Callable[[], T]) -> T:
-        return self._attempts.make(self.file(name), call)
+        except (exceptions.BaseError, OSError, ValueError) as error:
+            raise self._translated(error, self.file(name)) from error
 
 
 def first_bytes(client: StoreClient, name: str, most: int) -> tuple[Version, memoryview] | None:
@@ -392,31 +358,21 @@ def first_bytes(client: StoreClient, name: str, most: int) -> tuple[Version, mem
 
     Returns None if the file does not exist. A server without byte ranges gives no bytes.
     """
-    try:
-        data, version = client.get_range(name, 0, most, None)
-    except StorageError as error:
-        if is_missing(error):
-            return None
-        if not lacks_ranges(error):
-            raise
-        data, version = memoryview(b""), None
-    version = version or client.head(name)  # an empty file has no range to request
-    return None if version is None else (version, data)
-
-
-def is_missing(error: StorageError) -> bool:
-    """Return whether the error means that a file does not exist."""
-    return isinstance(error.__cause__, FileNotFoundError)
-
-
-def is_replaced(error: StorageError) -> bool:
-    """Return whether the error means that a file was replaced."""
-    return error.message == REPLACED
+    with MissingIgnored():
+        try:
+            data, version = client.get_range(name, 0, most, None)
+        except StorageError as error:
+            if not lacks_ranges(error):
+                raise
+            data, version = memoryview(b""), None
+        version = version or client.head(name)  # an empty file has no range to request
+        return None if version is None else (version, data)
+    return None
 
 
 def lacks_ranges(error: StorageError) -> bool:
     """Return whether the error means that the server does not support byte ranges."""
-    return isinstance(error.__cause__, NotSupportedError)
+    return isinstance(error.__cause__, exceptions.NotSupportedError)
 
 
 class _Upload(io.RawIOBase):

@@ -25,7 +25,7 @@ from huggingface_hub.hf_api import RepoFile
 
 from fastvid.errors import FastvidError, StorageError, UnavailableError, UsageError
 from fastvid.storage.protocol import TRAFFIC, RemoteOptions, Version, replaced_error
-from fastvid.storage.requests import Attempts, Failure
+from fastvid.storage.requests import Client, Failure, MissingIgnored
 
 SCHEME: Final = "hf://"
 
@@ -48,38 +48,26 @@ def repository_root(url: str) -> str:
     return SCHEME + "/".join(parts[:3])
 
 
-class HubClient:
+class HubClient(Client):
     """Requests to one folder of a repository. Has the reading methods of `fastvid.storage.client.StoreClient`.
 
     `url`: ``hf://datasets/OWNER/NAME[@REVISION][/folder]``.
     """
 
     def __init__(self, url: str, options: RemoteOptions) -> None:
-        self.url, self.options = url.rstrip("/"), options
+        super().__init__(url, options)
         root = repository_root(self.url)
         kind, owner, name = root.removeprefix(SCHEME).split("/")
         name, _, revision = name.partition("@")
         self._kind, self._repository, self._revision = _KINDS[kind], f"{owner}/{name}", revision or None
         self._folder = self.url.removeprefix(root).strip("/")
         self._endpoint = os.environ.get("HF_ENDPOINT")
-        self._attempts = Attempts(root, options, _explain, self._translate)
-        self.rate = self._attempts.rate
         self._lock = threading.Lock()
         self._commit: str | None = None
         self._places: dict[str, tuple[str, Version]] = {}
 
-    def file(self, name: str) -> str:
-        """Return the URL of `name`."""
-        return f"{self.url}/{name}"
-
-    def head(self, name: str) -> Version | None:
-        """Return the version of `name`, or None if the file does not exist."""
-        try:
-            return self._place(name)[1]
-        except StorageError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return None
-            raise
+    def _current(self, name: str) -> Version:
+        return self._place(name)[1]
 
     def get(self, name: str, most: int) -> tuple[memoryview | None, Version]:
         """Read all of `name`; return its bytes, None if more than `most`, and its version."""
@@ -114,12 +102,9 @@ class HubClient:
                     found.append((entry.path[prefix:], Version(tag, _EPOCH, entry.size)))
             return found
 
-        try:
-            return self._attempts.make(self.file(folder), _missing_files(call))
-        except StorageError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return []
-            raise
+        with MissingIgnored():
+            return self._call(folder, call)
+        return []
 
     def stream(self, name: str, take: Callable[[Version, Iterator[bytes]], None]) -> None:
         """Pass the version and the bytes of `name` to `take`."""
@@ -151,7 +136,7 @@ class HubClient:
                 raise StorageError("the Hub does not say how large the file is", file=self.file(name))
             return found.location, Version(found.etag, _EPOCH, found.size)
 
-        place = self._attempts.make(self.file(name), _missing_files(call))
+        place = self._call(name, call)
         with self._lock:
             return self._places.setdefault(name, place)
 
@@ -177,9 +162,30 @@ class HubClient:
                 raise _ExpiredError("the response ended early")
             return TRAFFIC.received(data)
 
-        return self._attempts.make(self.file(name), call)
+        return self._call(name, call)
 
-    def _translate(self, error: Exception, file: str, tries: int, seconds: float) -> FastvidError:
+    def _call(self, name: str, call: Callable[[], T]) -> T:
+        def checked() -> T:
+            try:
+                return call()
+            except hub_errors.EntryNotFoundError as error:
+                raise FileNotFoundError(str(error)) from error
+
+        return super()._call(name, checked)
+
+    def _explain(self, error: Exception) -> Failure:
+        status = _status(error)
+        if isinstance(error, hub_errors.HfHubHTTPError) or status is not None:
+            wait = _asked_wait(getattr(error, "response", None))
+            transient = status is None or status >= 500 or status in (408, 425, 429)
+            return Failure(_reason(error), transient=transient, refused=status in (429, 503), wait=wait)
+        if isinstance(error, FileNotFoundError):
+            return Failure(_reason(error))
+        if isinstance(error, OSError) or type(error).__module__.startswith("httpx"):
+            return Failure(_reason(error), transient=True)
+        raise error
+
+    def _translated(self, error: Exception, file: str, tries: int = 1, seconds: float = 0.0) -> FastvidError:
         text = _reason(error) + (f" ({tries} attempts in {seconds:.0f} s)" if tries > 1 else "")
         if isinstance(error, FileNotFoundError):
             return StorageError("file does not exist", file=file)
@@ -190,20 +196,8 @@ class HubClient:
         return UnavailableError(text, file=file, hint=_LOG_IN if _status(error) in (401, 403) else None)
 
 
-class _ExpiredError(Exception):
+class _ExpiredError(OSError):
     """A response after which the request is retried: an expired address or a truncated body."""
-
-
-def _missing_files(call: Callable[[], T]) -> Callable[[], T]:
-    """Wrap `call` to raise FileNotFoundError where the Hub's client raises EntryNotFoundError."""
-
-    def checked() -> T:
-        try:
-            return call()
-        except hub_errors.EntryNotFoundError as error:
-            raise FileNotFoundError(str(error)) from error
-
-    return checked
 
 
 def _status(error: Exception) -> int | None:
@@ -215,21 +209,6 @@ def _reason(error: Exception) -> str:
     if status is not None:
         return f"the server responded {status}"
     return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def _explain(error: Exception) -> Failure:
-    status = _status(error)
-    if isinstance(error, hub_errors.HfHubHTTPError) or status is not None:
-        wait = _asked_wait(getattr(error, "response", None))
-        transient = status is None or status >= 500 or status in (408, 425, 429)
-        return Failure(_reason(error), transient=transient, refused=status in (429, 503), wait=wait)
-    if isinstance(error, _ExpiredError):
-        return Failure(_reason(error), transient=True)
-    if isinstance(error, FileNotFoundError):
-        return Failure(_reason(error))
-    if isinstance(error, OSError) or type(error).__module__.startswith("httpx"):
-        return Failure(_reason(error), transient=True)
-    raise error
 
 
 def _asked_wait(response: Any) -> float:

@@ -8,33 +8,23 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import io
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, Protocol
+from typing import IO, Final
 
 from fastvid.errors import StorageError
 from fastvid.runtime.values import sha256
 from fastvid.storage.cache import NodeCache
-from fastvid.storage.client import first_bytes, is_missing, lacks_ranges
+from fastvid.storage.client import first_bytes, lacks_ranges
 from fastvid.storage.local import LocalStorage
-from fastvid.storage.protocol import (
-    REPLACED,
-    RemoteOptions,
-    Version,
-    changed_error,
-    check_name,
-    replaced_error,
-    truncated_error,
-)
-from fastvid.storage.requests import request_threads
+from fastvid.storage.protocol import RemoteOptions, Version, changed_error, check_name, replaced_error, truncated_error
+from fastvid.storage.requests import MissingIgnored, is_replaced
 from fastvid.storage.web import open_client
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 PIECE_BYTES: Final = 16 * 2**20
 """Longer ranges are split into pieces of this size and read concurrently."""
@@ -54,22 +44,7 @@ MOST_GAP: Final = 8 * 2**20
 """Maximum number of unneeded bytes that are read to save a request."""
 
 
-class SeekableFile(Protocol):
-    """The methods of a local file that a download needs."""
-
-    def write(self, data: Buffer, /) -> int:
-        """Append all of the data."""
-        ...
-
-    def seek(self, position: int, /) -> int:
-        """Move to a position."""
-        ...
-
-    def truncate(self) -> int:
-        """Discard everything after the position."""
-        ...
-
-
+_File = IO[bytes] | io.FileIO
 _Part = tuple[memoryview, Version | None]
 
 
@@ -166,7 +141,7 @@ class ObjectStorage:
             try:
                 self._fill(name, ranges, version)
             except StorageError as error:
-                if error.message == REPLACED:
+                if is_replaced(error):
                     raise changed_error(self._client.file(name)) from error
                 raise
             return
@@ -179,7 +154,7 @@ class ObjectStorage:
             if not version.same(found):
                 raise replaced_error(self._client.file(name))
 
-    def download(self, name: str, file: SeekableFile, check: Callable[[Version], None]) -> Version:
+    def download(self, name: str, file: _File, check: Callable[[Version], None]) -> Version:
         """Copy all of `name` to a local file.
 
         `check`: called with the version before the first byte is written; may raise. Returns the version that
@@ -210,7 +185,7 @@ class ObjectStorage:
                 if name in self._memory:
                     self._memory.move_to_end(name)
                     return self._memory[name]
-            data = memoryview(self.read(name)) if self._cache is None else self._cached(self._cache, name)
+            data = memoryview(self._kept_content(name) or self.read(name))
             with self._lock:
                 self._memory[name] = data
                 self._memory_bytes += len(data)
@@ -222,6 +197,8 @@ class ObjectStorage:
         if self._cache is None:
             return False
         version = self._head(name)
+        if version.size > self._cache.limit:
+            return False
         key = self._cache_key(name, version)
         path = self._cache.file(key, partial(self._write_copy, name, version))
         if path is not None and path.stat().st_size != version.size:
@@ -249,12 +226,9 @@ class ObjectStorage:
         self._writing(name)
         version = None
         if expected is not None:
-            try:
+            found = None
+            with MissingIgnored():
                 found, version = self._client.get(name, len(expected))
-            except StorageError as error:
-                if is_missing(error):
-                    return False
-                raise
             if found is None or bytes(found) != expected:
                 return False
         done = self._client.put_if(name, data, version)
@@ -309,15 +283,12 @@ class ObjectStorage:
             raise StorageError("file does not exist", file=self._client.file(name))
         return version
 
-    def _cached(self, cache: NodeCache, name: str) -> memoryview:
-        version = self._head(name)
-
-        def fetch() -> bytes:
-            data = bytearray(version.size)
-            self._fill(name, [(0, memoryview(data))], version)
-            return bytes(data)
-
-        return cache.get(self._cache_key(name, version), version.size, fetch)
+    def _kept_content(self, name: str) -> bytes | None:
+        """Return the bytes of a file in the node's cache, first copying it there; None without a usable cache."""
+        if self.keep(name) and self._local is not None:
+            with contextlib.suppress(StorageError):  # another process has evicted the file
+                return self._local.read(self._kept.get(name, ""))
+        return None
 
     def _cache_key(self, name: str, version: Version) -> str:
         return sha256(repr((self.url, name, version.tag, version.modified, version.size)).encode())
@@ -353,7 +324,7 @@ class ObjectStorage:
         try:
             # While the interpreter exits no thread can be started, but running threads may still be reading.
             with contextlib.suppress(RuntimeError), self._lock:
-                self._pool = self._pool or request_threads(self.options.concurrency)
+                self._pool = self._pool or ThreadPoolExecutor(self.options.concurrency, "fastvid-storage")
                 for offset, view in pieces:
                     futures.append(self._pool.submit(self._client.get_range, name, offset, len(view), version))
             rest = [self._client.get_range(name, offset, len(view), version) for offset, view in pieces[len(futures) :]]
@@ -362,7 +333,7 @@ class ObjectStorage:
             for future in futures:
                 future.cancel()
 
-    def _download_whole(self, name: str, file: SeekableFile, check: Callable[[Version], None]) -> Version:
+    def _download_whole(self, name: str, file: _File, check: Callable[[Version], None]) -> Version:
         found: builtins.list[Version] = []
 
         def take(version: Version, pieces: Iterator[bytes]) -> None:

@@ -149,23 +149,18 @@ class Storage(Protocol):
         Raises:
             StorageError: If the storage cannot list, as over plain HTTP.
         """
-        ...
 
     def exists(self, name: str) -> bool:
         """Return whether `name` is a complete file."""
-        ...
 
     def size(self, name: str) -> int:
         """Return the size of `name` in bytes."""
-        ...
 
     def version(self, name: str) -> Version | None:
         """Return the current version of `name`, or None if the file does not exist."""
-        ...
 
     def read(self, name: str) -> bytes:
         """Return the current content of `name`."""
-        ...
 
     def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]], version: Version | None = None) -> None:
         """Read several ranges, given as (byte offset, writable view to fill).
@@ -181,12 +176,10 @@ class Storage(Protocol):
             StorageError: If the file is missing, ends inside a range or is not of `version`; without `version`, also if
                 it is a remote file that was replaced after this storage first read it.
         """
-        ...
 
     def map(self, name: str) -> memoryview:
         """Return all of `name`, mapped read-only or fetched once. For files that do not change: SIGBUS kills a process
         that reads a mapped local file after it was truncated."""
-        ...
 
     def keep(self, name: str) -> bool:
         """Copy a remote file that does not change to this node, once for all processes, so that reading parts is cheap.
@@ -194,7 +187,6 @@ class Storage(Protocol):
         Returns:
             Whether parts of it are now cheap to read; False for a remote file without a node cache.
         """
-        ...
 
     def discard(self, name: str) -> bool:
         """Drop the copies of a file in memory and in the node cache, and its open handles.
@@ -202,11 +194,9 @@ class Storage(Protocol):
         Returns:
             Whether there was anything to drop, so that reading the file again may return other bytes.
         """
-        ...
 
     def write(self, name: str, data: bytes) -> None:
         """Write `data` to `name` atomically: a reader sees the whole old file or the whole new one."""
-        ...
 
     def swap(self, name: str, data: bytes, expected: bytes | None) -> bool:
         """Write `data` to `name` if its content is `expected` (None: no file exists).
@@ -216,23 +206,18 @@ class Storage(Protocol):
         Returns:
             Whether the data was written; if not, nothing has changed.
         """
-        ...
 
     def create(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]:
         """Open a new file that appears at `name` when the block ends, and not at all if the block raises."""
-        ...
 
     def delete(self, name: str) -> None:
         """Delete `name` if it exists."""
-        ...
 
     def sweep(self) -> None:
         """Delete temporary files of interrupted writers. Call only while nobody writes to the folder."""
-        ...
 
     def close(self) -> None:
         """Release files, connections and threads; the storage reopens them when it is used again."""
-        ...
 
 
 def check_name(name: str, url: str) -> str:

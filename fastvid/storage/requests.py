@@ -18,14 +18,14 @@ import os
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from fastvid.errors import FastvidError, StorageError, UnavailableError
-from fastvid.storage.protocol import TRAFFIC, RemoteOptions
+from fastvid.storage.protocol import REPLACED, TRAFFIC, RemoteOptions, Version
 
 LEAST: Final = 8.0
 """Lowest rate, in requests a second. Where it is still too high, the pauses after refusals lower it further."""
@@ -57,33 +57,23 @@ _WINDOW: Final = 1.0  # seconds over which requests are counted
 class Rate:
     """Limits the rate of one process's requests to one store. Thread-safe.
 
-    `clock`: returns the time in seconds.
+    `clock`: returns the time in seconds. Attributes: `limit`, None without one; `answered`, time of the last answer.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, threading.Lock()
-        self._limit: float | None = None
+        self.limit: float | None = None  # in requests a second
         self._begun: deque[float] = deque()
         self._refused: deque[bool] = deque(maxlen=_LAST)  # whether each of the last requests was refused
-        self._next = self._lowered = self._answered = clock()
-
-    @property
-    def limit(self) -> float | None:
-        """The limit in requests a second; None without a limit."""
-        return self._limit
-
-    @property
-    def answered(self) -> float:
-        """Time of the last answer, in seconds of `clock`."""
-        return self._answered
+        self._next = self._lowered = self.answered = clock()
 
     def delay(self) -> float:
         """Schedule the next request; return after how many seconds it may begin."""
         with self._lock:
             now = self._clock()
-            start = now if self._limit is None else max(now, self._next)
-            if self._limit is not None:
-                self._next = start + 1 / self._limit
+            start = now if self.limit is None else max(now, self._next)
+            if self.limit is not None:
+                self._next = start + 1 / self.limit
             self._begun.append(start)
             while self._begun[0] < now - _WINDOW:
                 self._begun.popleft()
@@ -98,33 +88,33 @@ class Rate:
         with self._lock:
             now = self._clock()
             # Requests that began before the rate was lowered say nothing about the new one.
-            if self._limit is not None and begun < self._lowered:
+            if self.limit is not None and begun < self._lowered:
                 return now < self._lowered
             self._refused.append(True)
             share = sum(self._refused) / max(len(self._refused), _FEWEST)
             recent = sum(now - _WINDOW <= start <= now for start in self._begun) / _WINDOW
             if share <= TOLERATED and not wait:
-                if self._limit is not None and now > self._lowered + _WINDOW:
-                    self._limit, self._lowered = max(LEAST, min(recent, self._limit) * (1 - CUT * share)), now
+                if self.limit is not None and now > self._lowered + _WINDOW:
+                    self.limit, self._lowered = max(LEAST, min(recent, self.limit) * (1 - CUT * share)), now
                 return False
-            self._limit = max(LEAST, min(recent, self._limit or recent) / 2)
+            self.limit = max(LEAST, min(recent, self.limit or recent) / 2)
             self._lowered = now + max(PAUSE, min(wait, LONGEST))
-            self._next = self._lowered + 1 / self._limit
+            self._next = self._lowered + 1 / self.limit
             self._refused.clear()
             return True
 
     def answer(self) -> None:
         """Count a request that was answered, and raise the limit."""
         with self._lock:
-            self._answered = self._clock()
+            self.answered = self._clock()
             self._refused.append(False)
-            if self._limit is not None:
+            if self.limit is not None:
                 # At the limit answers arrive every 1 / limit seconds: each adds its part of the growth per second.
-                self._limit += max(GROWTH, self._limit / 10) / self._limit
+                self.limit += max(GROWTH, self.limit / 10) / self.limit
                 # A limit far above the actual rate of requests has no effect: remove it.
-                is_settled = self._answered > self._lowered + 2 * _WINDOW
-                if is_settled and self._limit > 2 * max(LEAST, len(self._begun) / _WINDOW):
-                    self._limit = None
+                is_settled = self.answered > self._lowered + 2 * _WINDOW
+                if is_settled and self.limit > 2 * max(LEAST, len(self._begun) / _WINDOW):
+                    self.limit = None
 
 
 T = TypeVar("T")
@@ -133,11 +123,6 @@ _ending = threading.Event()
 # Such functions run in reverse order, so this one runs before `concurrent.futures` joins its threads, which it does
 # even for daemon threads: pending requests then give up, instead of delaying the exit until their last retry.
 threading._register_atexit(_ending.set)  # type: ignore[attr-defined]
-
-
-def request_threads(size: int) -> ThreadPoolExecutor:
-    """Return a pool for requests that does not delay the exit of the program."""
-    return ThreadPoolExecutor(size, "fastvid-storage")
 
 
 def pause(seconds: float) -> bool:
@@ -180,34 +165,46 @@ class Failure:
     wait: float = 0.0  # pause in seconds that the store asks for; 0 if it asks for none
 
 
-class Attempts:
-    """Makes requests to one store.
+class Client(ABC):
+    """Makes requests to a folder of a store, with retries."""
 
-    `explain`: returns why a request failed. `translate`: returns the error to raise, given the failure, the file's URL,
-    the number of attempts and the seconds they took.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        options: RemoteOptions,
-        explain: Callable[[Exception], Failure],
-        translate: Callable[[Exception, str, int, float], FastvidError],
-    ) -> None:
-        self._options, self._explain, self._translate = options, explain, translate
+    def __init__(self, url: str, options: RemoteOptions) -> None:
+        self.url, self.options = url.rstrip("/"), options
+        self.rate = _rates.setdefault("/".join(self.url.split("/", 3)[:3]), Rate())
         self._answered = False
-        self.rate = _rates.setdefault("/".join(url.split("/", 3)[:3]), Rate())
 
-    def make(self, file: str, call: Callable[[], T]) -> T:
+    @abstractmethod
+    def _explain(self, error: Exception) -> Failure:
+        """Return why a request failed and whether to retry it; raise `error` if it is not an error of a request."""
+
+    @abstractmethod
+    def _translated(self, error: Exception, file: str, tries: int = 1, seconds: float = 0.0) -> FastvidError:
+        """Return the error to raise for a failed request, after `tries` attempts in `seconds`."""
+
+    @abstractmethod
+    def _current(self, name: str) -> Version:
+        """Return the current version of `name`; raise StorageError if the file does not exist."""
+
+    def file(self, name: str) -> str:
+        """Return the URL of `name`."""
+        return f"{self.url}/{name}"
+
+    def head(self, name: str) -> Version | None:
+        """Return the current version of `name`, or None if the file does not exist."""
+        with MissingIgnored():
+            return self._current(name)
+        return None
+
+    def _call(self, name: str, call: Callable[[], T]) -> T:
         """Make a request; retry it for up to `patience_seconds` while a retry may succeed."""
         global _process
         if _process not in (None, os.getpid()):
             raise StorageError(
                 "remote storage was used before this process was forked",
-                file=file,
+                file=self.file(name),
                 hint="start worker processes with the spawn or forkserver method",
             )
-        _process = os.getpid()
+        _process, file = os.getpid(), self.file(name)
         start, tries = time.monotonic(), 0
         while True:
             tries += 1
@@ -226,17 +223,37 @@ class Attempts:
                     # While the store answers other requests, it works: do not count that time as an outage.
                     since = max(start, self.rate.answered)
                     wait = 0.0 if self.rate.refuse(begun, failure.wait) else min(wait, LONGEST_REFUSED_PAUSE)
-                patience = self._options.patience_seconds
+                patience = self.options.patience_seconds
                 if not self._answered:
                     patience = min(patience, FIRST_SECONDS)
                 spent = time.monotonic() - since
                 if not failure.transient or spent + wait > patience:
-                    raise self._translate(error, file, tries, spent) from error
+                    raise self._translated(error, file, tries, spent) from error
                 say = log.warning if tries >= _TRIES_TO_REPORT else log.info
                 say("attempt %d at %s failed, retrying in %.1f s: %s", tries, file, wait, failure.reason)
                 if not pause(wait):
-                    raise self._translate(error, file, tries, spent) from error
+                    raise self._translated(error, file, tries, spent) from error
             else:
                 self._answered = True
                 self.rate.answer()
                 return result
+
+
+class MissingIgnored:
+    """Ends a ``with`` block without an error if the file that it requests does not exist."""
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        return isinstance(error, StorageError) and is_missing(error)
+
+
+def is_missing(error: StorageError) -> bool:
+    """Return whether the error means that a file does not exist."""
+    return isinstance(error.__cause__, FileNotFoundError)
+
+
+def is_replaced(error: StorageError) -> bool:
+    """Return whether the error means that a file was replaced."""
+    return error.message == REPLACED

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 
 _REMOTE: Final = re.compile(r"(s3|gs|hf|https?)://", re.IGNORECASE)
+_DISK: Final = LocalStorage("/")
+"""The storage of all local files; the files that were read last stay open in it."""
+
 _STORAGES: Final = 64
 """Maximum number of servers whose connections stay open: a list of web URLs may name thousands of servers."""
 
@@ -66,7 +69,7 @@ def is_remote(text: str) -> bool:
 
 def open_root(url: FileUrl, options: RemoteOptions) -> ObjectStorage:
     """Return the storage that contains a file; its connections stay open for the next call."""
-    return _open(url.root, url.query, options)
+    return _open(url.root, options, url.query)
 
 
 def open_file(location: str) -> tuple[LocalStorage | ObjectStorage, str]:
@@ -74,18 +77,7 @@ def open_file(location: str) -> tuple[LocalStorage | ObjectStorage, str]:
     if is_remote(location):
         url = FileUrl.parse(location)
         return open_root(url, RemoteOptions()), url.name
-    return _disk(), location.lstrip("/")
-
-
-@lru_cache(maxsize=1)
-def _disk() -> LocalStorage:
-    """Return the storage of all local files; the files that were read last stay open in it."""
-    return LocalStorage("/")
-
-
-@lru_cache(maxsize=_STORAGES)
-def _open(root: str, query: str, options: RemoteOptions) -> ObjectStorage:
-    return open_remote(root, options, query)
+    return _DISK, location.lstrip("/")
 
 
 def open_storage(url: str | os.PathLike[str], *, options: RemoteOptions | None = None) -> Storage:
@@ -125,33 +117,23 @@ def open_remote(url: str, options: RemoteOptions | None, query: str = "") -> Obj
     return ObjectStorage(url, options, query=query)
 
 
+_open = lru_cache(maxsize=_STORAGES)(open_remote)
+
+
 PIECE_BYTES: Final = 16 * 2**20
 """Bytes read at a time: the size of one part of an upload."""
 
 
-def copy_file(source: Storage, name: str, target: Storage, target_name: str | None = None) -> None:
-    """Copy a file from one storage to another; it appears whole or not at all."""
+def copy_file(
+    source: Storage, name: str, target: Storage, target_name: str | None = None, sha256: str | None = None
+) -> None:
+    """Copy a file from one storage to another; it appears whole or not at all, and not if it differs from `sha256`."""
+    digest = hashlib.sha256()
     with target.create(target_name or name) as file:
         for piece in read_pieces(source, name):
             file.write(piece)
-
-
-def link_or_copy(source: Storage, name: str, target: Storage, target_name: str, sha256: str | None = None) -> None:
-    """Make a file appear in another folder: by a hard link on one local disk, else as a copy.
-
-    For files that never change. A link costs no space; deleting one name leaves the other.
-    """
-    if (
-        isinstance(source, LocalStorage)
-        and isinstance(target, LocalStorage)
-        and _link(source, name, target, target_name)
-    ):
-        return
-    digest = hashlib.sha256()
-    with target.create(target_name) as file:
-        for piece in read_pieces(source, name):
-            digest.update(piece)
-            file.write(piece)
+            if sha256 is not None:
+                digest.update(piece)
         if sha256 not in (None, digest.hexdigest()):
             raise FormatError(
                 "file differs from its checksum; copying it would hide the damage",
@@ -160,8 +142,19 @@ def link_or_copy(source: Storage, name: str, target: Storage, target_name: str, 
             )
 
 
-def _link(source: LocalStorage, name: str, target: LocalStorage, target_name: str) -> bool:
-    """Link a file atomically; return whether the file systems allow it."""
+def link_or_copy(source: Storage, name: str, target: Storage, target_name: str, sha256: str | None = None) -> None:
+    """Make a file appear in another folder: by a hard link on one local disk, else as a copy.
+
+    For files that never change. A link costs no space; deleting one name leaves the other.
+    """
+    if not _link(source, name, target, target_name):
+        copy_file(source, name, target, target_name, sha256)
+
+
+def _link(source: Storage, name: str, target: Storage, target_name: str) -> bool:
+    """Link a file atomically; return whether both folders are on local disks whose file systems allow it."""
+    if not isinstance(source, LocalStorage) or not isinstance(target, LocalStorage):
+        return False
     path = target.path(target_name)
     new = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:

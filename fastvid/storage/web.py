@@ -26,25 +26,20 @@ from typing import Any, Final, cast
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from obstore.exceptions import (
-    GenericError,
-    NotSupportedError,
-    PermissionDeniedError,
-    PreconditionError,
-    UnauthenticatedError,
-)
+from obstore import exceptions
 
 from fastvid.errors import FastvidError, MissingDependency, StorageError
-from fastvid.storage.client import RANGE_NOT_SATISFIABLE, RANGE_SECONDS, WRITE_SECONDS, StoreClient
+from fastvid.storage.client import RANGE_NOT_SATISFIABLE, RANGE_SECONDS, WRITE_SECONDS, StoreClient, checked_parts
 from fastvid.storage.protocol import REDIRECTS_VARIABLE, TRAFFIC, RemoteOptions, Version
+from fastvid.storage.requests import Client
 
 _MOVED: Final = (301, 302, 303, 307, 308)
 _REDIRECTS: Final = 5
 _PIECE_BYTES: Final = 2**20
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _ERRORS: Final[Mapping[int, type[Exception]]] = {
-    401: UnauthenticatedError, 403: PermissionDeniedError, 404: FileNotFoundError, 410: FileNotFoundError,
-    412: PreconditionError,
+    401: exceptions.UnauthenticatedError, 403: exceptions.PermissionDeniedError, 412: exceptions.PreconditionError,
+    404: FileNotFoundError, 410: FileNotFoundError,
 }  # fmt: skip
 _SAFE: Final = "/:@!$&'()*+,;=~[]"
 _PORTS: Final = {"http": 80, "https": 443}
@@ -54,15 +49,20 @@ class WebClient(StoreClient):
     """Requests to one folder of a web server."""
 
     def __init__(self, url: str, options: RemoteOptions, query: str = "") -> None:
-        super().__init__(url, options, query)
+        Client.__init__(self, url, options)
+        checked_parts(self.url)
+        self._query = query
         self._lock, self._idle = threading.Lock(), dict[tuple[bool, str, str], list[http.client.HTTPConnection]]()
         self._proxies = dict[tuple[str, str], SplitResult | None]()  # by scheme and host, looked up once
         self._is_public = False  # whether the host that the user named has a public address
         weakref.finalize(self, _close, self._idle)
 
-    def _head(self, name: str) -> Version:
-        with self._answer("HEAD", name) as answer:
-            return answer.version
+    def _current(self, name: str) -> Version:
+        def call() -> Version:
+            with self._answer("HEAD", name) as answer:
+                return answer.version
+
+        return self._call(name, call)
 
     def get(self, name: str, most: int) -> tuple[memoryview | None, Version]:
         """See `StoreClient`."""
@@ -88,9 +88,9 @@ class WebClient(StoreClient):
                 if answer.status == RANGE_NOT_SATISFIABLE:
                     return memoryview(b""), version
                 if answer.status != http.client.PARTIAL_CONTENT:
-                    raise NotSupportedError("the server sent the whole file")
+                    raise exceptions.NotSupportedError("the server sent the whole file")
                 if answer.range != (offset, min(offset + length, answer.version.size)):
-                    raise GenericError("HTTP: the server sent another range")
+                    raise exceptions.GenericError("HTTP: the server sent another range")
                 return TRAFFIC.received(memoryview(b"".join(answer.body))), answer.version
 
         return self._call(name, call)
@@ -226,9 +226,9 @@ def _credentials(proxy: SplitResult) -> dict[str, str]:
     return {"Proxy-Authorization": f"Basic {b64encode(user.encode()).decode()}"}
 
 
-def _failed(error: Exception) -> GenericError:
+def _failed(error: Exception) -> exceptions.GenericError:
     told = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return GenericError(f"HTTP: {'the request timed out' if isinstance(error, TimeoutError) else told}")
+    return exceptions.GenericError(f"HTTP: {'the request timed out' if isinstance(error, TimeoutError) else told}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,14 +245,14 @@ class _Answer:
         """Read the headers of a response. Raises errors of obstore's types, which `StoreClient` understands."""
         status, headers = response.status, response.headers
         if status >= 300 and status != RANGE_NOT_SATISFIABLE:
-            raise _ERRORS.get(status, GenericError)(f"non-2xx status code: {status} {response.reason}")
+            raise _ERRORS.get(status, exceptions.GenericError)(f"non-2xx status code: {status} {response.reason}")
         if headers.get("Content-Encoding", "identity") != "identity":
-            raise NotSupportedError("the server compresses the file")
+            raise exceptions.NotSupportedError("the server compresses the file")
         length = re.fullmatch(r"\d+", headers.get("Content-Length", ""))
         part = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", headers.get("Content-Range", ""))
         size = int(length[0]) if length else 0
         if status != RANGE_NOT_SATISFIABLE and (not length or (status == http.client.PARTIAL_CONTENT and not part)):
-            raise GenericError("HTTP: the server does not say how much it sends")
+            raise exceptions.GenericError("HTTP: the server does not say how much it sends")
         first, stop, whole = (int(part[1]), int(part[2]) + 1, int(part[3])) if part else (0, size, size)
         modified = _EPOCH
         with suppress(ValueError, OverflowError):
@@ -267,7 +267,7 @@ def _pieces(response: http.client.HTTPResponse, size: int, deadline: float) -> I
     while size:
         piece = response.read1(min(size, _PIECE_BYTES))
         if not piece:
-            raise GenericError("HTTP: the response ended early")
+            raise exceptions.GenericError("HTTP: the response ended early")
         size -= len(piece)
         yield piece
         if time.monotonic() > deadline:
@@ -280,7 +280,7 @@ def open_client(url: str, options: RemoteOptions, query: str = "") -> StoreClien
     if url.startswith("http"):
         return WebClient(url, options, query)
     if not url.startswith("hf://"):
-        return StoreClient(url, options, query)
+        return StoreClient(url, options)
     try:
         from fastvid.storage.hub import HubClient
     except ImportError as error:

@@ -15,7 +15,7 @@ from fastvid.errors import FastvidError, SampleNotFoundError, UsageError
 from fastvid.format.annotations import GenerationRows, open_annotations
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import history, read_annotations, read_generation, read_head
-from fastvid.format.schema import FACT_FIELDS, PICTURES, from_parquet
+from fastvid.format.schema import FACT_FIELDS, PICTURES, read_facts
 from fastvid.report.page import fragment, missing_tile, table, tile, tiles
 from fastvid.runtime.arrays import BoolArray, IntArray, UInt8Array
 from fastvid.runtime.near_names import near_names
@@ -104,9 +104,8 @@ def _rows(mask: pa.ChunkedArray) -> IntArray:
 
 
 def _facts(storage: Storage, stem: str, stream: str) -> dict[str, dict[str, Any]]:
-    name = f"{stem}.parquet"
     wanted = ["member", "member_offset", "member_size", "parent", "start_seconds"]
-    table = from_parquet(storage.read(name), file=name, columns=["key", "stream", *wanted])
+    table = read_facts(storage, stem, ["key", "stream", *wanted])
     rows = table.filter(pc.equal(table["stream"], stream)).select(["key", *wanted]).to_pylist()
     return {row["key"]: {name: row[name] for name in wanted} for row in rows}
 

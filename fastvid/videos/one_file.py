@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import ClassVar, Final, NoReturn
+from typing import ClassVar, NoReturn
 
 import pyarrow as pa
 
 from fastvid.errors import FastvidError, SourceError, UsageError
-from fastvid.format.in_place import ListedFile, Root
+from fastvid.format.annotations import fact_columns
+from fastvid.format.in_place import Root
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.schema import PICTURES, StreamFlag
 from fastvid.format.shard import StreamReader
@@ -20,9 +21,8 @@ from fastvid.media.file_tables import FileReader
 from fastvid.media.index_video import Proof, index_in_place
 from fastvid.media.reasons import Reason
 from fastvid.runtime.values import check_choice, path_text
+from fastvid.storage.protocol import Version
 from fastvid.storage.urls import is_remote, open_file
-
-_ONLY: Final = (PICTURES,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class OneFile:
     """The index of a file, with the methods of `Shard` that `Video` uses; it has one row."""
 
     stem: str  # the path or URL
-    listed: ListedFile
+    version: Version
     indexed: StreamInfo
     packets: PacketTable
 
-    streams: ClassVar[tuple[str, ...]] = _ONLY
+    streams: ClassVar[tuple[str, ...]] = (PICTURES,)
     num_streams: ClassVar[int] = 1
     root: ClassVar[Root] = Root("", "")
 
@@ -51,15 +51,11 @@ class OneFile:
 
     def member(self, _row: int, _stream: str = "") -> tuple[int, int]:
         """Return the offset and size of the stream in the file, in bytes: all of it."""
-        return 0, self.listed.size
-
-    def file(self, _row: int, _stream: str = "") -> ListedFile:
-        """Return the path or URL of the file, and the version of it that was indexed."""
-        return self.listed
+        return 0, self.version.size
 
     def reader(self, _row: int, _stream: str = "") -> StreamReader:
         """Return a reader of the file's bytes."""
-        version = self.listed.version if self.indexed.flags & StreamFlag.UNCHECKED else None
+        version = self.version if self.indexed.flags & StreamFlag.UNCHECKED else None
         return StreamReader(*open_file(self.stem), *self.member(0), version, listed=self.stem)
 
     def audio(self, _row: int) -> NoReturn:
@@ -69,9 +65,8 @@ class OneFile:
     def annotations(self) -> tuple[pa.Table, int]:
         """Return a table of one row with facts about the video, like a dataset's annotations, and the row's number."""
         info = self.indexed
-        facts = {"num_frames": info.num_frames, "fps": float(info.fps), "width": info.width, "height": info.height}
-        key = PurePosixPath(self.stem).stem
-        return pa.Table.from_pylist([{"key": key, **facts, "duration": float(info.num_frames / info.fps)}]), 0
+        facts = fact_columns(info.num_frames, info.fps, info.width, info.height)
+        return pa.Table.from_pylist([{"key": PurePosixPath(self.stem).stem, **facts}]), 0
 
 
 def index_file(source: str | os.PathLike[str], *, prove: str, hdr: str) -> OneFile:
@@ -89,6 +84,5 @@ def index_file(source: str | os.PathLike[str], *, prove: str, hdr: str) -> OneFi
         error.hint = error.hint or "check the path, and that the file plays"
         # The frames of probing and proving say nothing about the file, and the message has their cause.
         raise error.at(file=path).with_traceback(None) from None
-    listed = ListedFile(PurePosixPath(path).stem, PICTURES, path, file.size, *file.version.text)
     table = PacketTable(found.records, whole=bool(found.info.flags & StreamFlag.WHOLE))
-    return OneFile(path, listed, found.info, table)
+    return OneFile(path, file.version, found.info, table)

@@ -34,17 +34,9 @@ from fastvid.format.shard import Shard
 from fastvid.report.page import fragment, missing_tile, player, png, tile, tiles
 from fastvid.runtime.arrays import Float32Array, FloatArray, IntArray, UInt8Array
 from fastvid.runtime.values import check_choice, duration, size, things
+from fastvid.videos import pictures
 from fastvid.videos.one_file import OneFile, index_file
-from fastvid.videos.pictures import (
-    Shown,
-    contact_sheet,
-    encode_frame,
-    encode_picture,
-    shrink,
-    spread,
-    tile_size,
-    wanted_frames,
-)
+from fastvid.videos.pictures import Shown
 
 _TILES: Final = 16  # frames that a notebook shows of a batch
 
@@ -83,13 +75,13 @@ class FrameBatch(Shown):
         return fragment(self.key or "Frames", facts, self._tiles(_TILES), more)
 
     def _picture(self) -> UInt8Array:
-        return contact_sheet(self.data)
+        return pictures.contact_sheet(self.data)
 
     def _tiles(self, most: int) -> str:
         """Return HTML of the first `most` frames, each with its number and time."""
-        small = shrink(self.data[:most], *tile_size(*self.data.shape[1:3]))
+        small = pictures.shrink(self.data[:most], *pictures.tile_size(*self.data.shape[1:3]))
         return tiles(
-            tile(encode_picture(picture), picture.shape[1], f"frame {frame}", f"{second:.2f} s")
+            tile(pictures.encode_picture(picture), picture.shape[1], f"frame {frame}", f"{second:.2f} s")
             for picture, frame, second in zip(small, self.frames.tolist(), self.seconds.tolist(), strict=False)
         )
 
@@ -111,7 +103,7 @@ def decode_frames(
     `read`: reads ranges of the stream. `seconds`: times instead of `frames`. `size`: height and width to resize to.
     `gap`: packets at most this many bytes apart are read together. `key`: of the sample, for messages.
     """
-    wanted = wanted_frames(info, frames, seconds)
+    wanted = pictures.wanted_frames(info, frames, seconds)
     whole = (info.height & ~1, info.width & ~1)
     size = size or whole
     clip = read_clip(ClipRequest(0, wanted, Box(0, 0, *whole), size), info, table, read, gap=gap)
@@ -165,17 +157,27 @@ class Video(Shown):
         info: Description of the stream: size, number of frames, rate and codec.
     """
 
+    key: str
+    label: int
+    class_name: str | None
+    stream: str
+    info: StreamInfo
+    _shard: Shard | OneFile
+    _row: int
+    _annotations: tuple[pa.Table, int]
+
     _NAME: ClassVar[str] = "video"
     _SUFFIXES: ClassVar[tuple[str, ...]] = (".mp4", ".m4a", ".png", ".html")
 
     def __init__(self, source: str | os.PathLike[str], *, prove: str = "sample", hdr: str = "tonemap") -> None:
         file = index_file(source, prove=prove, hdr=hdr)
-        self._set(file, 0, file.annotations())
+        made = Video.of(file, 0, file.annotations(), label=-1, class_name=None, stream=PICTURES)
+        self.__dict__ |= made.__dict__
 
     @classmethod
     def of(
         cls,
-        shard: Shard,
+        shard: Shard | OneFile,
         row: int,
         annotations: tuple[pa.Table, int],
         *,
@@ -184,24 +186,12 @@ class Video(Shown):
         stream: str,
     ) -> Video:
         """Return the sample at a row of a shard; `annotations`: a table, and the sample's row in it."""
-        video = cls.__new__(cls)
-        video._set(shard, row, annotations, label, class_name, stream)
+        video, (table, number) = cls.__new__(cls), annotations
+        video.key = table["key"][number].as_py()
+        video.label, video.class_name, video.stream = label, class_name, stream
+        video.info = shard.info(row, stream)
+        video._shard, video._row, video._annotations = shard, row, annotations
         return video
-
-    def _set(
-        self,
-        shard: Shard | OneFile,
-        row: int,
-        annotations: tuple[pa.Table, int],
-        label: int = -1,
-        class_name: str | None = None,
-        stream: str = PICTURES,
-    ) -> None:
-        table, number = annotations
-        self.key: str = table["key"][number].as_py()
-        self.label, self.class_name, self.stream = label, class_name, stream
-        self.info: StreamInfo = shard.info(row, stream)
-        self._shard, self._row, self._annotations = shard, row, annotations
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -267,7 +257,7 @@ class Video(Shown):
         own = [name for name in self.annotations if name not in ANNOTATION_FIELDS | FACT_FIELDS]
         facts |= {name: self.annotations[name] for name in own[:_COLUMNS] if self.annotations[name] is not None}
         try:
-            strip = self._strip(tile_size(info.height, info.width))._tiles(_STRIP)
+            strip = self._strip(pictures.tile_size(info.height, info.width))._tiles(_STRIP)
         except FastvidError as error:
             strip = tiles([missing_tile(error.message, "not decoded")])
         return fragment(self.key, facts, above + strip)
@@ -276,7 +266,7 @@ class Video(Shown):
         return self._strip()._picture()
 
     def _strip(self, size: tuple[int, int] | None = None) -> FrameBatch:
-        return self._decode(spread(self.num_frames, _STRIP), None, size)
+        return self._decode(pictures.spread(self.num_frames, _STRIP), None, size)
 
     def _middle(self, size: tuple[int, int] | None = None) -> UInt8Array:
         """Return the frame in the middle, uint8 [1, H, W, 3]."""
@@ -307,10 +297,7 @@ class Video(Shown):
             if isinstance(self._shard, Shard) and self._shard.root is not None:
                 _, data = whole_file(self._shard, self._row, self.stream)
             else:
-                reader = self._shard.reader(self._row, self.stream)
-                whole = bytearray(reader.size)
-                reader([(0, memoryview(whole))])
-                data = bytes(whole)
+                data = self._shard.reader(self._row, self.stream).whole()
             records = self.table.records
             if not self.info.flags & StreamFlag.UNCHECKED:
                 sizes, crc32 = records["size"].tolist(), records["crc32"].tolist()
@@ -409,7 +396,7 @@ class Video(Shown):
         shard, row = self._shard, self._row
         with self._reading():
             info = shard.info(row, "flow")
-            wanted = wanted_frames(info, frames, seconds)
+            wanted = pictures.wanted_frames(info, frames, seconds)
             box = Box(0, 0, info.height, info.width)
             request = ClipRequest(0, wanted, box, (info.height, info.width), stream="flow")
             clip = read_clip(request, info, shard.table(row, "flow"), shard.reader(row, "flow"))
@@ -501,8 +488,8 @@ def encode_clip(video: Video, frames: IntArray) -> bytes:
         stream.codec_context.color_trc = stream.codec_context.color_range = 1  # BT.709, limited range
         track = None if sound is None else _add_track(container, sound)
         for begin in range(0, len(frames), _CHUNK):
-            pictures = video.frames(frames[begin : begin + _CHUNK]).data
-            for number, picture in enumerate(pictures, begin):
+            shown = video.frames(frames[begin : begin + _CHUNK]).data
+            for number, picture in enumerate(shown, begin):
                 frame = VideoFrame.from_ndarray(picture, format="rgb24").reformat(
                     format=stream.pix_fmt, dst_colorspace="ITU709", dst_color_range="MPEG", threads=1
                 )
@@ -510,7 +497,7 @@ def encode_clip(video: Video, frames: IntArray) -> bytes:
                 container.mux(stream.encode(frame))
             if sound is not None:
                 # Write sound next to its pictures, so that players need not seek.
-                first, last = (int(at / video.fps * sound.rate) for at in (begin, begin + len(pictures)))
+                first, last = (int(at / video.fps * sound.rate) for at in (begin, begin + len(shown)))
                 _mux_sound(container, track, sound, first, last if begin + _CHUNK < len(frames) else None)
         for one in (stream, track):
             if one is not None:
@@ -550,4 +537,4 @@ def encode_still(rgb: UInt8Array, suffix: str) -> bytes:
         return png(rgb)
     if suffix not in (".jpg", ".jpeg"):
         raise UsageError(f"cannot write a picture as {suffix or 'a file without a suffix'}", hint="use .png or .jpg")
-    return encode_frame(rgb, "mjpeg", "yuvj444p", {"qmin": "2", "qmax": "2"})
+    return pictures.encode_frame(rgb, "mjpeg", "yuvj444p", {"qmin": "2", "qmax": "2"})

@@ -84,7 +84,7 @@ def test_late_frames_within_the_bound_are_refused(videos, kind):
 def few(monkeypatch, videos):
     """Make doctor use one clip that already exists."""
     monkeypatch.setattr(
-        "fastvid.media.prove.make_sample_clips", lambda folder: {"compact": videos.textured("compact").data}
+        "fastvid.media.ffmpeg.make_sample_clips", lambda folder: {"compact": videos.textured("compact").data}
     )
 
 
@@ -229,7 +229,7 @@ def test_doctor_says_which_engines_a_gpu_has_and_whether_the_kernel_compiles(mon
 
 
 def test_sample_clips_have_the_stated_codecs_and_ranges_and_every_decoder_agrees(tmp_path):
-    from fastvid.media.prove import make_sample_clips
+    from fastvid.media.ffmpeg import make_sample_clips
 
     clips = make_sample_clips(tmp_path)
     assert {"h264 compact", "h264 intra", "mjpeg"} <= set(clips)

@@ -233,7 +233,7 @@ def test_index_error_names_the_bad_sample(tmp_path, clips):
         ({"json": b"{}"}, "no mp4 member"),
         ({"json": b"{", "mp4": clips["short"]}, "cannot parse the sample.s JSON"),
         ({"json": b"[" * 200_000, "mp4": clips["short"]}, "cannot parse the sample.s JSON"),
-        ({"json": b"{}", "mp4": clips["short"][:200]}, "exceeds its parent"),
+        ({"json": b"{}", "mp4": clips["short"][:200]}, "exceeds the file"),
     ):
         with pytest.raises(FormatError, match=message) as caught:
             write_shard(store, "data-000000", [("good", members(clips, 1)), ("bad", broken)])

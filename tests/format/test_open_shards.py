@@ -10,7 +10,7 @@ import pytest
 
 from fastvid.errors import FormatError
 from fastvid.format.dataset import Dataset, OpenShards
-from fastvid.format.packets import PacketTable, TableCache, packet_records
+from fastvid.format.packets import PacketTable, Recent, packet_records, table_bytes
 from fastvid.format.schema import PacketFlag, from_parquet, to_parquet
 from fastvid.format.shard import Shard
 from fastvid.storage import RemoteOptions, open_storage
@@ -121,7 +121,7 @@ def table(count):
 
 
 def test_tables_used_least_recently_are_dropped_at_the_limit():
-    cache = TableCache(limit=10_000)
+    cache = Recent(10_000, table_bytes)
     tables = [cache.add(number, table(50)) for number in range(3)]
     assert [cache.get(number) for number in range(3)] == tables
     cache.get(0)
@@ -131,13 +131,14 @@ def test_tables_used_least_recently_are_dropped_at_the_limit():
     assert cache.get(1) is None
 
 
-def test_a_table_larger_than_the_limit_is_not_kept():
-    cache = TableCache(limit=10_000)
+def test_a_table_larger_than_the_limit_is_kept_until_the_next():
+    cache = Recent(10_000, table_bytes)
     large = table(1000)
     assert cache.add("large", large) is large
-    assert cache.get("large") is None
+    assert cache.get("large") is large
     small = cache.add("small", table(10))
     assert cache.get("small") is small
+    assert cache.get("large") is None
 
 
 TABLE = pa.table({"key": [f"k{n}" for n in range(1000)], "label": list(range(1000))})

@@ -32,7 +32,7 @@ from fastvid.format.dataset import open_shard
 from fastvid.format.generations import Generation, ShardRecord, commit_generation, history, read_annotations, read_head
 from fastvid.format.schema import FOREIGN, later_stem, shard_stem
 from fastvid.format.tar import TarDigest, read_members, to_json
-from fastvid.format.writing import ListedSample, listed_samples, write_listed, write_shard
+from fastvid.format.writing import ListedSample, listed_samples, write_in_place, write_shard
 from fastvid.runtime import faults
 from fastvid.runtime.values import sha256, things
 from fastvid.sharding.change.history import sweep
@@ -148,8 +148,8 @@ def repack(storage: Storage, name: str, pieces: Sequence[Piece], made: Generatio
     """
     first = pieces[0].shard
     if first.is_in_place:
-        listed = (sample for piece in pieces for sample in piece.listed())
-        digest = write_listed(storage, name, listed, made.streams)
+        listed = [sample for piece in pieces for sample in piece.listed()]
+        digest = write_in_place(storage, name, listed, made.streams)
     else:
         record = dataset_record(made, first.profile, first.encoder, rows)
         left = iter(rows.to_pylist())

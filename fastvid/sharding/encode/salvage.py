@@ -33,8 +33,8 @@ from fastvid.format.schema import Codec
 from fastvid.media.container import ffmpeg_message, fraction, open_demuxer, video_stream
 from fastvid.media.ffmpeg import Limits, is_full, no_space, temporary_file
 from fastvid.media.probe import OpenSource, SourceInfo, probe
+from fastvid.media.prove import decode_times
 from fastvid.media.reasons import Reason
-from fastvid.media.remux import decode_times
 from fastvid.media.timing import RandomAccess
 
 SALVAGEABLE: Final = frozenset({Reason.TRUNCATED, Reason.DAMAGED})

@@ -17,7 +17,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Final, TypeVar
 
@@ -493,6 +493,6 @@ def extras_of(dataset: LeRobotDataset) -> dict[str, Any]:
         for name in dataset.signals
     }
     cameras = {name: {"stats": dataset.stats.get(name)} for name in dataset.cameras}
-    depth = {DEPTH: {camera: scale.to_json() for camera, scale in dataset.depth.items()}} if dataset.depth else {}
+    depth = {DEPTH: {camera: asdict(scale) for camera, scale in dataset.depth.items()}} if dataset.depth else {}
     known = {"info": dict(dataset.info), "tasks": list(dataset.tasks), "cameras": cameras}
     return {SIGNALS: signals, LEROBOT: known, **depth}

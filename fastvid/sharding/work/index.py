@@ -28,14 +28,13 @@ from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import PACKET_DTYPE, StreamFlag
 from fastvid.format.writing import proved_info
 from fastvid.media.checks import Promised, check_tables
-from fastvid.media.describe import ENCODE_HINT, TONE_MAP
+from fastvid.media.describe import TONE_MAP
 from fastvid.media.ffmpeg import Limits, contents
 from fastvid.media.file_tables import FileReader
-from fastvid.media.index_video import Proof, clip_seconds, cut_index, frames_between, index_in_place
+from fastvid.media.index_video import Proof, clip_seconds, cut_index, index_in_place
 from fastvid.media.probe import OpenSource
-from fastvid.media.prove import IndexedVideo, index_video
-from fastvid.media.reasons import Reason
-from fastvid.media.remux import Remuxer
+from fastvid.media.prove import IndexedVideo, Remuxer, index_video
+from fastvid.media.reasons import Reason, unusable
 from fastvid.media.timing import clip_frames
 from fastvid.runtime import faults
 from fastvid.runtime.names import encode_name
@@ -145,10 +144,11 @@ def _cut(task: SourceTask, found: IndexedVideo, version: Version | None) -> Outc
     if task.frames is not None:
         found = cut_index(found, *task.frames)
     elif task.start is not None or task.end is not None:
-        first, count = frames_between(found, task.start, task.end)
-        short = task.cut_short(clip_seconds(found, 0, found.info.num_frames)[1] + float(1 / found.info.fps))
-        place = task.place(*clip_seconds(found, first, count))
-        found = cut_index(found, first, count)
+        step = float(1 / found.info.fps)
+        first, stop = clip_frames(found.seconds, step, task.start, task.end)
+        short = task.cut_short(clip_seconds(found, 0, found.info.num_frames)[1] + step)
+        place = task.place(*clip_seconds(found, first, stop - first))
+        found = cut_index(found, first, stop - first)
     sample = pack_found(task.key, found)
     if version is not None:
         tag, modified = version.text
@@ -233,9 +233,7 @@ class CopiedSource:
             info = replace(found.info, width=shown.width, height=shown.height, range=shown.range, matrix=shown.matrix)
             found = replace(found, info=replace(info, coded=shown.coded))
             if list(found.digests) != played.digests[first:last] or not _agrees(video, found):
-                raise SourceError(
-                    "its frames decode differently after remuxing to MP4", reason=Reason.NO_INDEX, hint=ENCODE_HINT
-                )
+                raise unusable("its frames decode differently after remuxing to MP4")
             begins = None if last - first == len(seconds) else float(seconds[first])
             made.append(Copied(video, begins, found, _conforms(video, found), remuxed=True))
         return made

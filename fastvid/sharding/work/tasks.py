@@ -276,7 +276,7 @@ def source_errors(task: SourceTask) -> Iterator[None]:
 
 
 def _verdict(error: StorageError, *, remote: bool) -> SourceError:
-    from fastvid.storage.client import is_missing, is_replaced
+    from fastvid.storage.requests import is_missing, is_replaced
 
     if not remote:
         if error.message == CHANGED:

@@ -1,6 +1,7 @@
 """Depth of LeRobot datasets: distances are those of LeRobot's own loader, in place and beside encoded pictures."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -96,7 +97,7 @@ def test_who_cannot_decode_depth_is_refused(made):
 @TWO
 def test_pictures_without_more_than_8_bits_are_no_depth_and_a_scale_covers_its_range(made):
     dataset = fastvid.open(made)
-    dataset.generation.extras["depth"]["observation.images.top"] = DepthScale().to_json()
+    dataset.generation.extras["depth"]["observation.images.top"] = asdict(DepthScale())
     options = {"frames": fastvid.Deltas([0.0]), "spatial": fastvid.Native(), "global_batch_size": 1}
     with pytest.raises(fastvid.FastvidError, match="have no luma of more than 8 bits"):
         next(iter(fastvid.ClipLoader(fastvid.EveryFrame(dataset), **options)))
