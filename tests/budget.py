@@ -19,12 +19,12 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_736,
-    "decode": 2_459,
-    "media": 2_370,
-    "storage": 1_919,
-    "videos": 795,
-    "sharding": 11_037,
+    "format": 3_495,
+    "decode": 2_449,
+    "media": 2_259,
+    "storage": 1_802,
+    "videos": 778,
+    "sharding": 10_899,
     "load": 5_800,
     "train": 6_619,
     "models": 1_165,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 51_023
+TESTS: Final = 50_043
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -270,6 +270,12 @@ def test_processes_share_the_cache_set_in_the_environment(tmp_path):
         assert bytes(open_storage(server.url, options=options).map("a.pkt")) == data[::-1]
         assert bytes(old) == bytes(before.map("a.pkt")) == data
         assert sum(seen.method == "GET" for seen in server.log) == 2
+        # A truncated file in the cache is fetched again.
+        for path in (tmp_path / "cache").rglob("*"):
+            if path.is_file() and path.stat().st_size == len(data):
+                path.write_bytes(b"cut")
+        assert bytes(open_storage(server.url, options=options).map("a.pkt")) == data[::-1]
+        assert sum(seen.method == "GET" for seen in server.log) == 3
 
 
 class Video:
