@@ -8,28 +8,33 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from bench.common.linked import prepare, video_decoder
 from bench.decode.rivals import KEPT, OpenDecoders, spdl_io
+from bench.decode.tiles import Cropped
+from fastvid.errors import JobError
 from fastvid.load.workers.clip_worker import FETCH_CLIPS
-from fastvid.tune.measure import Corpus, FastvidRunner
+from fastvid.tune.measure import FastvidRunner
 
 CROP: Final = 224
 FRAMES: Final = 8
 
 
-def torchcodec_frames(source: Any, seek: str = "approximate", kept: int = 0) -> Tensor:
+def torchcodec_frames(source: Any, crop: str = "RandomCrop", seek: str = "approximate", kept: int = 0) -> Tensor:
     """Decode random frames and a random crop of a video by torchcodec, uint8 [3, T, H, W].
 
     `source`: path or bytes.
@@ -37,8 +42,11 @@ def torchcodec_frames(source: Any, seek: str = "approximate", kept: int = 0) -> 
     decoder = _torchcodec_decoders(seek, kept)[source]
     count = decoder.metadata.num_frames
     frames = decoder.get_frames_at(choose(count)).data
-    y, x = corner(frames.shape[2], frames.shape[3])
-    return frames[:, :, y : y + CROP, x : x + CROP].transpose(0, 1).contiguous()
+    y, x, height, width = region(frames.shape[2], frames.shape[3], crop)
+    shown = frames[:, :, y : y + height, x : x + width]
+    if (height, width) != (CROP, CROP):
+        shown = interpolate(shown, (CROP, CROP), mode="bilinear", antialias=True)
+    return shown.transpose(0, 1).contiguous()
 
 
 @cache
@@ -47,13 +55,13 @@ def _torchcodec_decoders(seek: str, kept: int) -> OpenDecoders:
     return OpenDecoders(lambda source: decoder(source, seek_mode=seek, num_ffmpeg_threads=1), kept)
 
 
-def spdl_frames(spdl: Any, file: str) -> Tensor:
+def spdl_frames(spdl: Any, crop: str, file: str) -> Tensor:
     """Decode random frames of a video by SPDL, cropped at random by FFmpeg's filter, uint8 [3, T, H, W]."""
     packets = spdl.demux_video(file)
     # SPDL rejects repeated frames and would drop the clip.
     wanted, places = np.unique(choose(len(packets)), return_inverse=True)
-    y, x = corner(packets.height, packets.width)
-    steps = f"crop={CROP}:{CROP}:{x}:{y},format=pix_fmts=rgb24"
+    y, x, height, width = region(packets.height, packets.width, crop)
+    steps = f"crop={width}:{height}:{x}:{y},scale={CROP}:{CROP},format=pix_fmts=rgb24"
     # Decodes each needed GOP up to the wanted frame, as SPDL's documentation recommends.
     frames = spdl.sample_decode_video(packets, wanted.tolist(), filter_desc=steps)
     array = torch.from_numpy(spdl.to_numpy(spdl.convert_frames(frames)))
@@ -67,9 +75,16 @@ def choose(count: int) -> list[int]:
     return [min(int(place), count - 1) for place in places]
 
 
-def corner(height: int, width: int) -> tuple[int, int]:
-    """Return the row and column of a random crop."""
-    return np.random.randint(0, height - CROP + 1), np.random.randint(0, width - CROP + 1)
+def region(height: int, width: int, crop: str) -> tuple[int, int, int, int]:
+    """Return the row, column, height and width of a random crop, drawn as torchvision's class of that name does."""
+    rows = columns = CROP
+    while crop == "RandomResizedCrop":
+        side = math.sqrt(height * width * np.random.uniform(0.08, 1))
+        stretch = math.sqrt(math.exp(np.random.uniform(math.log(3 / 4), math.log(4 / 3))))
+        rows, columns = round(side / stretch), round(side * stretch)
+        if rows <= height and columns <= width:
+            break
+    return np.random.randint(0, height - rows + 1), np.random.randint(0, width - columns + 1), rows, columns
 
 
 @dataclass(frozen=True)
@@ -82,11 +97,16 @@ class PipelineInputs:
     folder: str
     batch: int
     workers: int
+    crop: str
 
     def loading(self, prefetch: int, **options: Any) -> dict[str, Any]:
         """Return the arguments of a DataLoader with worker processes."""
         workers = {"num_workers": self.workers, "prefetch_factor": prefetch, "worker_init_fn": _single_threaded}
         return {"batch_size": self.batch, **workers, **options}
+
+    def decoded(self, samples: list[dict[str, bytes]]) -> Tensor:
+        """Decode samples to a batch."""
+        return torch.stack([torchcodec_frames(sample["mp4"], self.crop) for sample in samples])
 
 
 Batches = Iterator[Tensor]
@@ -99,7 +119,7 @@ def fastvid_loader(inputs: PipelineInputs, *, workers: str = "thread", epoch: in
     loader = fastvid.ClipLoader(
         fastvid.Mixture([fastvid.open(inputs.url)], weights=[1.0], num_samples=epoch or _EPOCH),
         frames=fastvid.Segments(FRAMES),
-        spatial=fastvid.RandomCrop(CROP),
+        spatial=getattr(fastvid, inputs.crop)(CROP),
         global_batch_size=inputs.batch if epoch is None else epoch // 2,
         workers=fastvid.Workers(workers, num_threads=inputs.workers, decoder="pyav"),  # type: ignore[arg-type]
         last="drop",
@@ -115,8 +135,9 @@ def fastvid_loader(inputs: PipelineInputs, *, workers: str = "thread", epoch: in
 def decoder_alone(inputs: PipelineInputs) -> Batches:
     """Decode as `python -m bench decode` does, on as many threads, and discard the RGB. Yields the same zero batch each
     time that a batch of clips has been decoded."""
-    jobs = [FastvidRunner(Corpus(inputs.url, "tsn8"), "rgb", "disk") for _ in range(inputs.workers)]
-    count = len(Corpus(inputs.url, "tsn8").requests)
+    corpus = Cropped(inputs.url, "tsn8", shown=inputs.crop)
+    jobs = [FastvidRunner(corpus, "rgb", "disk") for _ in range(inputs.workers)]
+    count = len(corpus.requests)
     turns = itertools.count(step=FETCH_CLIPS)
     decoded: queue.Queue[None] = queue.Queue(2 * inputs.batch)
 
@@ -155,9 +176,9 @@ _LITDATA_COPIES: Final = 16
 
 def data_loader(inputs: PipelineInputs, *, prefetch: int = 2, **options: Any) -> Batches:
     """Yield batches of torch's DataLoader over files."""
-    dataset = FilesDataset(inputs.files, partial(torchcodec_frames, **options), _EPOCH)
-    workers = inputs.loading(prefetch, shuffle=True, multiprocessing_context="spawn")
-    yield from torch.utils.data.DataLoader(dataset, **workers)
+    dataset = FilesDataset(inputs.files, partial(torchcodec_frames, crop=inputs.crop, **options), _EPOCH)
+    workers = inputs.loading(prefetch, shuffle=True)
+    yield from torch.utils.data.DataLoader(dataset, multiprocessing_context="spawn", **workers)
 
 
 def webdataset_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
@@ -168,19 +189,17 @@ def webdataset_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
         webdataset.WebDataset(list(inputs.tars), shardshuffle=False, empty_check=False, nodesplitter=None)
         .repeat()
         .shuffle(64)
-        .to_tuple("mp4")
-        .map(_first)
-        .map(torchcodec_frames)
+        .map(itemgetter("mp4"))
+        .map(partial(torchcodec_frames, crop=inputs.crop))
         .batched(inputs.batch, collation_fn=torch.stack)
     )
-    loader = webdataset.WebLoader(
+    yield from webdataset.WebLoader(
         dataset,
         batch_size=None,
         num_workers=min(inputs.workers, len(inputs.tars)),
         prefetch_factor=prefetch,
         worker_init_fn=_single_threaded,
     )
-    yield from loader
 
 
 def streaming_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
@@ -194,7 +213,7 @@ def streaming_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
                 out.write({"mp4": Path(file).read_bytes()})
 
     dataset = StreamingDataset(local=str(folder), shuffle=True, batch_size=inputs.batch, epoch_size=str(_EPOCH))
-    yield from torch.utils.data.DataLoader(dataset, **inputs.loading(prefetch, collate_fn=_decoded))
+    yield from torch.utils.data.DataLoader(dataset, **inputs.loading(prefetch, collate_fn=inputs.decoded))
 
 
 def litdata_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
@@ -209,17 +228,13 @@ def litdata_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
         options: dict[str, Any] = {"chunk_bytes": "8MB", "num_workers": 1, "start_method": "spawn"}
         litdata.optimize(_bytes_of, list(inputs.files) * _LITDATA_COPIES, str(folder), **options)
     dataset = litdata.StreamingDataset(str(folder), shuffle=True, drop_last=True)
-    loader = litdata.StreamingDataLoader(dataset, **inputs.loading(prefetch, collate_fn=_decoded, drop_last=True))
+    loader = litdata.StreamingDataLoader(dataset, **inputs.loading(prefetch, collate_fn=inputs.decoded, drop_last=True))
     while True:
         yield from loader
 
 
 def _bytes_of(file: str) -> dict[str, bytes]:
     return {"mp4": Path(file).read_bytes()}
-
-
-def _decoded(samples: list[dict[str, bytes]]) -> Tensor:
-    return torch.stack([torchcodec_frames(sample["mp4"]) for sample in samples])
 
 
 def spdl_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
@@ -236,7 +251,7 @@ def spdl_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
     pipeline = (
         PipelineBuilder()
         .add_source(source())
-        .pipe(partial(spdl_frames, spdl), concurrency=inputs.workers)
+        .pipe(partial(spdl_frames, spdl, inputs.crop), concurrency=inputs.workers)
         .aggregate(inputs.batch)
         .pipe(torch.stack)
         .add_sink(prefetch)
@@ -268,19 +283,14 @@ PIPELINES: Final[Mapping[str, Way]] = {
 }
 
 
-def missing(name: str) -> str | None:
-    """Return why a rival cannot run here, or None."""
+def check_installed(name: str) -> None:
+    """Raise a JobError if a rival cannot run here."""
     try:
         prepare()
         for library in PIPELINES[name].needs:
             importlib.import_module(library)
     except (ImportError, OSError, RuntimeError) as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    return None
-
-
-def _first(sample: tuple[bytes, ...]) -> bytes:
-    return sample[0]
+        raise JobError(f"{type(error).__name__}: {(str(error) or ' ').splitlines()[0]}") from error
 
 
 def _single_threaded(_worker: int) -> None:

@@ -273,7 +273,7 @@ def loaders() -> str:
         cells: list[str] = []
         for entries in profiles.values():
             one = entries[name]
-            times = one.get("fastvid_is_faster_by") or one.get("long_over_short") or one.get("fastvid_reaches")
+            times = one.get("fastvid_is_faster_by") or one.get("fastvid_reaches")
             spread = f"{times['wall']:.2f} ({times['wall_min']:.2f} to {times['wall_max']:.2f})" if times else ""
             cells += [f"{one['clips_a_second']:.0f}", spread]
         lines.append((name, *cells))
