@@ -38,7 +38,7 @@ DIRECTIONS: Final = {
 SIDE: Final = 96  # width and height in pixels; a multiple of 16, so that sharding keeps every pixel
 NUM_FRAMES: Final = 24
 FPS: Final = 24
-SPEED: Final = 2  # pixels per frame and moving axis: 6 between two of 8 sampled frames, a third of a texture's feature
+SPEED: Final = 2  # pixels a frame along each axis that moves: 6 from one of 8 sampled frames to the next
 
 Make = Callable[[np.random.Generator, FloatArray, FloatArray], FloatArray]
 

@@ -439,7 +439,7 @@ class Vp9Frame:
         self.refreshes = bits.read(8) != 0
 
     def read_size(self) -> tuple[int, int] | None:
-        """Return width and height in pixels; None if they are those of an earlier picture. Call it only once."""
+        """Return width and height in pixels; None for the size of an earlier picture. Call it once: it reads on."""
         bits = self._bits
         if self.profile:
             raise FormatError("VP9 pictures are not 8-bit 4:2:0 (profile 0)")

@@ -317,7 +317,7 @@ def found_at(read: Read, packet: bytes | memoryview, number: int, position: int 
 
 
 def _silent(played: Playback, flags: npt.NDArray[np.uint32]) -> Iterator[int]:
-    """Yield the numbers of the packets that may decode to no frame without being damaged."""
+    """Yield the numbers of the packets that need not decode to a frame: without one they are not damaged."""
     leading = played.codec is Codec.HEVC
     for number, packet in enumerate(played.packets):
         placeholder = played.codec is Codec.MPEG4 and len(packet) <= _PLACEHOLDER_BYTES

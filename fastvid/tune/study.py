@@ -153,7 +153,7 @@ class Study:
 
 @dataclass(slots=True)
 class _EncodedSample:
-    """The sample of videos as a dataset in one profile."""
+    """The videos of the study, encoded with one profile as a dataset."""
 
     profile: Profile
     folder: str

@@ -144,7 +144,7 @@ class Plan:
         return np.column_stack([self.lengths, self.cuts[stream * count : (stream + 1) * count, 4:6]])
 
     def row_of(self, number: int) -> int:
-        """Return the row of the batch that fails if a canvas row does."""
+        """Return the row of the batch to which a canvas row belongs, and which fails if that does."""
         return number // self.views % len(self.samples)
 
     @property
