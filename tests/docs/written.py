@@ -221,6 +221,10 @@ def tiles() -> str:
     lost = {name: cost["on_originals_percent"] for name, cost in result("quality")["costs"].items() if name != "coarse"}
     points = "; ".join(f"`{name}` {cost['mean']:.1f}±{cost['standard_error']:.1f}" for name, cost in lost.items())
     text = f"Decoded share of a picture: {text}. Points of accuracy lost in training: {points}."
+    names = {"RandomResizedCrop": "resized", "RandomCrop": "random"}
+    goals = {crop: result(f"load_tiles_{name}")["rows"][0]["goals"][0] for crop, name in names.items()}
+    speeds = (f"{crop} {one['found']:.2f} (goal {one['wanted']})" for crop, one in goals.items())
+    text += f" Whole loaders, {goals['RandomCrop']['what']}: {', '.join(speeds)}."
     return f"{table(heads, lines)}\n\n{paragraph(text)}"
 
 
