@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import ffmpeg
 import numpy as np
 
 from fastvid.errors import JobError
@@ -183,15 +182,14 @@ def annotate(path: Path, videos: list[MotionVideo]) -> Path:
 
 
 def _encode(program: str, videos: list[MotionVideo], folder: Path) -> None:
-    source = ffmpeg.input("pipe:0", f="rawvideo", pix_fmt="rgb24", s=f"{SIDE}x{SIDE}", r=FPS).video.split()
-    outputs = []
+    raw = f"-v error -nostdin -y -f rawvideo -pix_fmt rgb24 -s {SIDE}x{SIDE} -r {FPS} -i pipe:0"
+    command = [program, *raw.split()]
     for number, video in enumerate(videos):
-        part = source[number].trim(start_frame=number * NUM_FRAMES, end_frame=(number + 1) * NUM_FRAMES)
+        cut = f"trim=start_frame={number * NUM_FRAMES}:end_frame={(number + 1) * NUM_FRAMES},setpts=PTS-STARTPTS"
         # Nearly lossless, so that compression artefacts in the demo come only from sharding.
-        codec = {"c:v": "libx264", "preset": "ultrafast", "crf": 12, "pix_fmt": "yuv420p", "threads": 1}
-        outputs.append(ffmpeg.output(part.setpts("PTS-STARTPTS"), f"file:{folder / video.name}", **codec))
-    graph = ffmpeg.merge_outputs(*outputs).global_args("-v", "error", "-nostdin", "-y")
+        codec = "-c:v libx264 -preset ultrafast -crf 12 -pix_fmt yuv420p -threads 1"
+        command += ["-map", "0:v", "-vf", cut, *codec.split(), f"file:{folder / video.name}"]
     data = b"".join(frame.tobytes() for video in videos for frame in frames(video))
-    result = subprocess.run(graph.compile(cmd=program), input=data, capture_output=True, check=False)
+    result = subprocess.run(command, input=data, capture_output=True, check=False)
     if result.returncode:
         raise JobError(f"ffmpeg failed: {result.stderr.decode(errors='replace').strip()}", file=folder)

@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-import ffmpeg
-
 from fastvid.errors import JobError, MissingDependency, SourceError, UsageError
 from fastvid.media.ffmpeg import FfmpegBuild, Limits, environment, find_ffmpeg
 from fastvid.media.probe import SourceInfo, open_source, probe
@@ -26,7 +24,8 @@ from fastvid.media.reasons import Reason
 from fastvid.runtime.names import decode_name
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.values import count, duration, size, things
-from fastvid.sharding.encode.profiles import PROFILES, SWS_FLAGS, Profile, get_profile, input_options, picture_filters
+from fastvid.sharding.encode import profiles as encoding
+from fastvid.sharding.encode.profiles import PROFILES, Profile, get_profile
 from fastvid.sharding.job.estimate import SAMPLED, Estimate, children_seconds, draw_sources, make_estimate
 from fastvid.sharding.job.job import EncodeShards, choose_settings, run
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
@@ -85,19 +84,17 @@ def build_comparison(
     build: FfmpegBuild, profile: Profile, info: SourceInfo, source_url: str, encoded_url: str, limits: Limits
 ) -> list[str]:
     """Return the ffmpeg command that prints SSIM and PSNR of an encoded source against its input."""
-    source = ffmpeg.input(source_url, **input_options(build, info, limits))
     # Compare in limited colour range: all profiles write it, except those of full-range codecs, converted below.
-    reference = picture_filters(build, replace(profile, codec="h264", crf=0), info, source["V:0"])
-    encoded = ffmpeg.input(encoded_url, f="mov", protocol_whitelist="file", threads=1)["v:0"]
-    if profile.full_range:
-        encoded = encoded.filter("scale", flags=SWS_FLAGS, in_range="full", out_range="limited").filter(
-            "format", "yuv420p"
-        )
+    reference = encoding.picture_filters(build, replace(profile, codec="h264", crf=0), info)
+    limited = f"scale=flags={encoding.SWS_FLAGS}:in_range=full:out_range=limited,format=yuv420p,"
     # Set timestamps to frame numbers, because the filters pair frames by timestamp.
-    pairs = [stream.filter("settb", "1/1000").filter("setpts", "N").split() for stream in (encoded, reference)]
-    scores = [ffmpeg.filter([pairs[0][n], pairs[1][n]], name) for n, name in enumerate(("ssim", "psnr"))]
-    command: list[str] = ffmpeg.merge_outputs(*(ffmpeg.output(score, "-", f="null") for score in scores)).get_args()
-    return [build.path, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "info", *command]
+    numbers = "settb=1/1000,setpts=N,split"
+    graph = f"[0:V:0]{','.join(reference)},{numbers}[a][b];[1:v:0]{limited * profile.full_range}{numbers}[c][d];"
+    graph += "[c][a]ssim[x];[d][b]psnr[y]"
+    inputs = encoding.as_arguments({**encoding.input_options(build, info, limits), "i": source_url})
+    inputs += encoding.as_arguments({"f": "mov", "protocol_whitelist": "file", "threads": 1, "i": encoded_url})
+    outputs = ["-filter_complex", graph, "-map", "[x]", "-f", "null", "-", "-map", "[y]", "-f", "null", "-"]
+    return [build.path, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "info", *inputs, *outputs]
 
 
 def mean(values: list[float]) -> float:

@@ -13,12 +13,11 @@ floating-point filters may differ between CPU models.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
-import ffmpeg
 import numpy as np
 
 from fastvid.errors import SourceError, UsageError
@@ -28,7 +27,7 @@ from fastvid.media.ffmpeg import FfmpegBuild, Limits
 from fastvid.media.index_video import Proof
 from fastvid.media.probe import SourceInfo
 from fastvid.media.reasons import Reason
-from fastvid.media.timing import COLOUR, MAX_RATE, FrameTiming, pairs
+from fastvid.media.timing import COLOUR, MAX_RATE, FrameTiming, tagged
 from fastvid.runtime.arrays import FloatArray
 from fastvid.runtime.values import check_choice
 from fastvid.sharding.encode.flow import PICTURES, Streams
@@ -98,6 +97,11 @@ class Profile:
     def full_range(self) -> bool:
         """Whether luma ranges from 0 to 255: only in JPEG, where it always does (JFIF 1.02)."""
         return self.codec in ("mjpeg", "jpeg")
+
+    @property
+    def pix_fmt(self) -> str:
+        """FFmpeg's name of the format of the pictures that are written."""
+        return "yuvj420p" if self.full_range else "yuv420p"
 
     @property
     def is_tiled(self) -> bool:
@@ -211,34 +215,25 @@ def _level(size: tuple[int, int]) -> str:
     return "3.1" if size[0] * size[1] // 256 <= _LEVEL_31_BLOCKS else "5.1"
 
 
-def _fixed_gop(profile: Profile) -> dict[str, Any]:
+def _fixed_gop(profile: Profile) -> str:
     """Return the options of x264 and x265 that give all groups of pictures the same structure."""
-    gop = {"keyint": profile.gop, "min-keyint": profile.gop, "scenecut": 0, "open-gop": 0}
-    return {**gop, "bframes": profile.bframes, "b-adapt": 0}
+    return f"keyint={profile.gop}:min-keyint={profile.gop}:scenecut=0:open-gop=0:bframes={profile.bframes}:b-adapt=0"
 
 
 def _h264_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
-    fixed = {**_fixed_gop(profile), "b-pyramid": "none", "level": _level(size)}
-    x264 = {"threads": 1, "cpu-independent": 1, **fixed}
     # Equal sizes get equal headers, whatever the frame rate, so that one decoder can stay open for all clips.
-    header = {
-        "tick_rate": 60,
-        "fixed_frame_rate_flag": 0,
-        "sample_aspect_ratio": "1/1",
-        "video_full_range_flag": int(full_range),
-        "colour_primaries": 6,
-        "transfer_characteristics": 6,
-        "matrix_coefficients": 6,
-        "chroma_sample_loc_type": 0,
-    }
+    header = (
+        f"tick_rate=60:fixed_frame_rate_flag=0:sample_aspect_ratio=1/1:video_full_range_flag={int(full_range)}:"
+        "colour_primaries=6:transfer_characteristics=6:matrix_coefficients=6:chroma_sample_loc_type=0"
+    )
     return {
         "crf": profile.crf,
         "preset": profile.preset,
         # Turns off CABAC, deblocking and weighted prediction, the most expensive parts of decoding.
         "tune": "fastdecode",
-        "x264-params": pairs(x264),
+        "x264-params": f"threads=1:cpu-independent=1:{_fixed_gop(profile)}:b-pyramid=none:level={_level(size)}",
         # Removes the SEI (type 6), x264's version and settings, 700 bytes per file.
-        "bsf:v": f"h264_metadata={pairs(header)},filter_units=remove_types=6",
+        "bsf:v": f"h264_metadata={header},filter_units=remove_types=6",
     }
 
 
@@ -259,25 +254,17 @@ def _vp9_options(profile: Profile, *_: Any) -> dict[str, Any]:
 
 
 def _hevc_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
-    x265 = {
-        # One thread and no wavefronts, so that the bytes depend on neither the number of cores nor their load.
-        "pools": "none",
-        "frame-threads": 1,
-        "wpp": 0,
-        **_fixed_gop(profile),
-        "b-pyramid": 0,
-        "colorprim": "smpte170m",
-        "transfer": "smpte170m",
-        "colormatrix": "smpte170m",
-        "range": "full" if full_range else "limited",
-        "level-idc": _level(size),
-        "info": 0,  # no SEI with x265's settings, 2 kB per file
-        "log-level": "warning",
-    }
+    # One thread and no wavefronts, so that the bytes depend on neither the number of cores nor their load. No SEI with
+    # x265's settings, 2 kB per file.
+    x265 = (
+        f"pools=none:frame-threads=1:wpp=0:{_fixed_gop(profile)}:b-pyramid=0:"
+        f"colorprim=smpte170m:transfer=smpte170m:colormatrix=smpte170m:range={'full' if full_range else 'limited'}:"
+        f"level-idc={_level(size)}:info=0:log-level=warning"
+    )
     return {
         "crf": profile.crf,
         "preset": profile.preset,
-        "x265-params": pairs(x265),
+        "x265-params": x265,
         "tag:v": "hvc1",
         "bsf:v": "hevc_metadata=tick_rate=60,filter_units=remove_types=39",
     }
@@ -390,63 +377,63 @@ def build_command(
     `targets`: URL of each MP4 and its frames, a half-open range at the profile's constant rate, or None for all.
     One pass over the source writes all of them. `window`: what is decoded, by default everything.
     """
-    build, profile = settings.build, settings.profile
-    window = window or DecodeWindow(0, info.timing.shown, 0, None, trims=False)
-    seeks = window.seek is not None
-    picture = ffmpeg.input(source_url, **input_options(build, info, settings.limits, window.seek))["V:0"]
-    by_times = seeks or (info.timing.input_rate is None and any(frames is not None for _, frames in targets))
+    build, profile, timing = settings.build, settings.profile, info.timing
+    window = window or DecodeWindow(0, timing.shown, 0, None, trims=False)
+    seeks, filters = window.seek is not None, list[str]()
+    by_times = seeks or (timing.input_rate is None and any(frames is not None for _, frames in targets))
     if by_times:
         # Parts are counted from the first frame, but ffmpeg's times from the first packet of any stream: shift them.
-        picture = picture.filter("setpts", f"PTS-{info.times[0] * info.time_base}/TB")
-    if info.timing.input_rate is not None and (seeks or window.trims):
+        filters.append(f"setpts=PTS-{info.times[0] * info.time_base}/TB")
+    if timing.input_rate is not None and (seeks or window.trims):
         # Without a seek the times are frame numbers already, because ffmpeg counts frames at a forced rate.
-        picture = picture.filter("settb", str(1 / info.timing.input_rate))
+        filters.append(f"settb={1 / timing.input_rate}")
     if window.trims:
-        picture = picture.filter("trim", start_pts=window.first, end_pts=window.last)
-    picture = picture_filters(build, profile, info, picture)
-    geometry, timing = upright_geometry(info, profile), written_timing(info.timing, profile)
-    branches = picture.split() if len(targets) > 1 else None
-    outputs = []
+        filters.append(f"trim=start_pts={window.first}:end_pts={window.last}")
+    filters += picture_filters(build, profile, info)
+    written, graph = written_timing(timing, profile), [f"[0:V:0]{','.join(filters)},split={len(targets)}"]
+    outputs = list[str]()
+    options = output_options(
+        profile, upright_geometry(info, profile).cropped, frames=2 * written.frames + 16, full_range=profile.full_range
+    )
     for number, (url, frames) in enumerate(targets):
-        branch = picture if branches is None else branches[number]
-        if frames is not None:
-            branch = _cut(branch, timing.rate, *frames)
-        most = 2 * timing.frames + 16
-        options = output_options(profile, geometry.cropped, frames=most, full_range=profile.full_range)
-        outputs.append(ffmpeg.output(branch, url, **options, **({"copyts": None} if by_times else {})))
-    command: list[str] = ffmpeg.merge_outputs(*outputs).get_args()
-    return [build.path, *QUIET, *command]
+        graph[0] += f"[all{number}]"
+        graph.append(f"[all{number}]{'null' if frames is None else _cut(written.rate, *frames)}[part{number}]")
+        outputs += ["-map", f"[part{number}]", *as_arguments(options), *(["-copyts"] if by_times else []), url]
+    inputs = as_arguments(input_options(build, info, settings.limits, window.seek))
+    return [build.path, *QUIET, *inputs, "-i", source_url, "-filter_complex", ";".join(graph), *outputs]
 
 
-def _cut(picture: Any, rate: Fraction, first: int, last: int) -> Any:
-    """Append the filters that keep frames `first` to `last` - 1.
+def as_arguments(options: Mapping[str, Any]) -> list[str]:
+    """Return options of ffmpeg, given by name, as arguments; a value of None is left out."""
+    return [text for name, value in options.items() for text in (f"-{name}", *([] if value is None else [str(value)]))]
+
+
+def _cut(rate: Fraction, first: int, last: int) -> str:
+    """Return the filters that keep frames `first` to `last` - 1.
 
     They select by time, not by count: when a stream changes its size, format, range or matrix, ffmpeg rebuilds the
     filters, and counting would start again from 0.
     """
-    picture = picture.filter("settb", str(1 / rate)).filter("trim", start_pts=first, end_pts=last)
-    return picture.filter("setpts", f"PTS-{first}")
+    return f"settb={1 / rate},trim=start_pts={first}:end_pts={last},setpts=PTS-{first}"
 
 
 def build_check(settings: Settings, info: SourceInfo, source_url: str) -> list[str]:
     """Return the ffmpeg command that decodes a source and writes nothing."""
-    most = settings.limits.max_pixels
-    source = ffmpeg.input(source_url, f=info.container, protocol_whitelist="file", threads=1, max_pixels=most)
+    inputs = as_arguments(_source_options(info, settings.limits))
     # Renumber the frames, with large steps, so that no clock rounds two to the same time: the null muxer reports equal
     # times as errors.
-    picture = source["V:0"].filter("settb", "1").filter("setpts", "N*1000000")
-    command: list[str] = ffmpeg.output(picture, "-", f="null", fps_mode="passthrough").get_args()
-    return [settings.build.path, *QUIET, *command]
+    graph = "[0:V:0]settb=1,setpts=N*1000000[all]"
+    outputs = {"filter_complex": graph, "map": "[all]", "f": "null", "fps_mode": "passthrough"}
+    return [settings.build.path, *QUIET, *inputs, "-i", source_url, *as_arguments(outputs), "-"]
+
+
+def _source_options(info: SourceInfo, limits: Limits) -> dict[str, Any]:
+    return {"f": info.container, "protocol_whitelist": "file", "threads": 1, "max_pixels": limits.max_pixels}
 
 
 def input_options(build: FfmpegBuild, info: SourceInfo, limits: Limits, seek: float | None = None) -> dict[str, Any]:
     """Return ffmpeg's input options for a source, decoded from the key frame at or before `seek` seconds."""
-    arguments: dict[str, Any] = {
-        "f": info.container,
-        "protocol_whitelist": "file",
-        "threads": 1,
-        "max_pixels": limits.max_pixels,
-    }
+    arguments = _source_options(info, limits)
     if info.cropped and crops_by_itself(build):
         arguments["apply_cropping"] = "codec"
     if seek is not None:
@@ -474,49 +461,37 @@ def upright_geometry(info: SourceInfo, profile: Profile) -> Geometry:
     return plan_geometry(width, height, aspect, profile)
 
 
-def picture_filters(build: FfmpegBuild, profile: Profile, info: SourceInfo, picture: Any) -> Any:
-    """Append the filters that convert decoded frames to a profile to an ffmpeg-python stream."""
+def picture_filters(build: FfmpegBuild, profile: Profile, info: SourceInfo) -> list[str]:
+    """Return the filters that convert decoded frames to a profile."""
     # ffmpeg itself inserts the filters that rotate the picture upright. If they were added here, ffmpeg would copy the
     # display matrix into the output, and players would rotate again.
-    geometry = upright_geometry(info, profile)
-    timing = info.timing
+    geometry, timing, filters = upright_geometry(info, profile), info.timing, list[str]()
     step = 1 if timing.input_rate is None else int(timing.input_rate / timing.rate)
     if info.interlaced:
         # send_frame: one output frame per input frame. deint: change only frames that are marked as interlaced.
-        picture = picture.filter("bwdif", mode="send_frame", parity="auto", deint="interlaced")
+        filters.append("bwdif=mode=send_frame:parity=auto:deint=interlaced")
     if step > 1:
         # Not framestep, which counts frames: see `_cut`.
-        picture = picture.filter("select", rf"not(mod(round(t*{timing.input_rate}),{step}))")
+        filters.append(f"select='not(mod(round(t*{timing.input_rate}),{step}))'")
     if info.cropped:
         top, left, height, width = info.part
-        picture = picture.filter("crop", width, height, left, top, exact=1)
+        filters.append(f"crop={width}:{height}:{left}:{top}:exact=1")
     width, height = geometry.scaled
-    picture = (
-        _tone_map(build, info, picture, width, height)
-        if info.hdr and profile.hdr == TONE_MAP
-        else _convert(info, picture, width, height)
-    )
+    is_mapped = info.hdr and profile.hdr == TONE_MAP
+    filters += _tone_map(build, info, width, height) if is_mapped else _convert(info, width, height)
     if geometry.cropped != geometry.scaled:
-        picture = picture.filter("crop", *geometry.cropped)
-    picture = picture.filter("setsar", "1").filter("format", "yuv420p")
-    levels = "limited"
+        filters.append(f"crop={geometry.cropped[0]}:{geometry.cropped[1]}")
+    filters += ["setsar=1", "format=yuv420p"]
     if profile.full_range:
         # Last, so that all filters before it are the same for all profiles.
-        levels = "full"
-        picture = picture.filter(
-            "scale",
-            flags=SWS_FLAGS,
-            in_range="limited",
-            out_range="full",
-            in_color_matrix="bt601",
-            out_color_matrix="bt601",
-        ).filter("format", "yuvj420p")
-    picture = picture.filter("setparams", range=levels, **COLOUR)
+        matrices = "in_color_matrix=bt601:out_color_matrix=bt601"
+        filters += [f"scale=flags={SWS_FLAGS}:in_range=limited:out_range=full:{matrices}", "format=yuvj420p"]
+    filters.append(tagged(profile.full_range))
     # Without a forced input rate, the fps filter repeats or drops frames; it is last in the chain, where frames are
     # small. With a forced rate it is left out, because it would repeat the last frame up to the container's duration.
     if profile.fps:
-        return picture.filter("fps", profile.fps).filter("trim", end_frame=written_timing(timing, profile).frames)
-    return picture if timing.input_rate is not None else picture.filter("fps", str(timing.rate))
+        return [*filters, f"fps={profile.fps}", f"trim=end_frame={written_timing(timing, profile).frames}"]
+    return filters if timing.input_rate is not None else [*filters, f"fps={timing.rate}"]
 
 
 def source_matrix(info: SourceInfo) -> str:
@@ -524,44 +499,30 @@ def source_matrix(info: SourceInfo) -> str:
     return _MATRICES.get(shown_matrix(info.matrix, info.width, info.height), "bt601")
 
 
-def _convert(info: SourceInfo, picture: Any, width: int, height: int) -> Any:
-    return picture.filter(
-        "scale",
-        width,
-        height,
-        flags=SWS_FLAGS,
-        in_color_matrix=source_matrix(info),
-        in_range="full" if info.full_range else "limited",
-        out_color_matrix="bt601",
-        out_range="limited",
-    ).filter("format", "yuv420p")
+def _convert(info: SourceInfo, width: int, height: int) -> list[str]:
+    source = f"in_color_matrix={source_matrix(info)}:in_range={'full' if info.full_range else 'limited'}"
+    target = "out_color_matrix=bt601:out_range=limited"
+    return [f"scale={width}:{height}:flags={SWS_FLAGS}:{source}:{target}", "format=yuv420p"]
 
 
-def _tone_map(build: FfmpegBuild, info: SourceInfo, picture: Any, width: int, height: int) -> Any:
+def _tone_map(build: FfmpegBuild, info: SourceInfo, width: int, height: int) -> list[str]:
     if not build.zscale:
         raise SourceError(
             f"the picture is HDR ({HDR_TRANSFERS[info.transfer]}) and {build.path} has no zscale filter",
             reason=Reason.HDR,
             hint="use an ffmpeg built with libzimg",
         )
-    luma_range = "full" if info.full_range else "limited"
-    # Scale first, with the source's transfer function unchanged: tone mapping then processes 256 lines, not 2160.
-    picture = picture.filter("scale", width, height, flags=SWS_FLAGS, in_range=luma_range, out_range=luma_range).filter(
-        "format", "yuv444p10le"
-    )
-    # 100 nits is diffuse white of SDR; hable without desaturation keeps the colours of faces and grass.
-    picture = picture.filter(
-        "zscale",
-        transferin=HDR_TRANSFERS[info.transfer],
-        matrixin=_HDR_MATRICES.get(info.matrix, "2020_ncl"),
-        primariesin=_HDR_PRIMARIES.get(info.primaries, "2020"),
-        rangein=luma_range,
-        transfer="linear",
-        npl=100,
-    )
-    picture = picture.filter("format", "gbrpf32le").filter("zscale", primaries="709")
-    picture = picture.filter("tonemap", "hable", desat=0)
-    return picture.filter("zscale", transfer="709", matrix="170m", range="limited").filter("format", "yuv420p")
+    levels = "full" if info.full_range else "limited"
+    transfer, matrix = HDR_TRANSFERS[info.transfer], _HDR_MATRICES.get(info.matrix, "2020_ncl")
+    source = f"transferin={transfer}:matrixin={matrix}:primariesin={_HDR_PRIMARIES.get(info.primaries, '2020')}"
+    return [
+        # Scale first, with the source's transfer function unchanged: tone mapping then processes 256 lines, not 2160.
+        f"scale={width}:{height}:flags={SWS_FLAGS}:in_range={levels}:out_range={levels},format=yuv444p10le",
+        # 100 nits is diffuse white of SDR; hable without desaturation keeps the colours of faces and grass.
+        f"zscale={source}:rangein={levels}:transfer=linear:npl=100,format=gbrpf32le",
+        "zscale=primaries=709,tonemap=hable:desat=0",
+        "zscale=transfer=709:matrix=170m:range=limited,format=yuv420p",
+    ]
 
 
 def output_options(profile: Profile, size: tuple[int, int], *, frames: int, full_range: bool) -> dict[str, Any]:
@@ -576,7 +537,7 @@ def output_options(profile: Profile, size: tuple[int, int], *, frames: int, full
         "g": profile.gop,
         "keyint_min": profile.gop,
         "threads": 1,
-        "pix_fmt": "yuvj420p" if profile.full_range else "yuv420p",
+        "pix_fmt": profile.pix_fmt,
         # The filters have already made the rate constant; other modes drop or repeat frames.
         "fps_mode": "passthrough",
         # Broken timestamps must not make a filter repeat a frame forever.

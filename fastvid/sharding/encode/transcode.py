@@ -58,6 +58,7 @@ from fastvid.sharding.encode.profiles import (
     DecodeWindow,
     Profile,
     Settings,
+    as_arguments,
     build_check,
     build_command,
     output_options,
@@ -357,23 +358,12 @@ def encode_flow(
 
 def _flow_command(settings: Settings, size: tuple[int, int], rate: Fraction, frames: int, target: str) -> list[str]:
     profile = settings.profile
-    pix_fmt = "yuvj420p" if profile.full_range else "yuv420p"
-    command = [
-        settings.build.path,
-        *QUIET,
-        "-f",
-        "rawvideo",
-        "-pixel_format",
-        pix_fmt,
-        "-video_size",
-        f"{size[0]}x{size[1]}",
-    ]
-    command += ["-framerate", str(rate), "-threads", "1", "-i", "pipe:0", "-map", "0:v:0"]
+    raw = {"f": "rawvideo", "pixel_format": profile.pix_fmt, "video_size": f"{size[0]}x{size[1]}"}
+    raw |= {"framerate": str(rate), "threads": "1", "i": "pipe:0"}
     # Tag input and output as full range, so that no build of ffmpeg inserts a conversion.
-    command += ["-filter:v", f"{tagged(full_range=True)},setsar=1"]
-    for name, value in output_options(profile, size, frames=frames, full_range=True).items():
-        command += [f"-{name}", str(value)]
-    return [*command, target]
+    filters = {"map": "0:v:0", "filter:v": f"{tagged(full_range=True)},setsar=1"}
+    options = filters | output_options(profile, size, frames=frames, full_range=True)
+    return [settings.build.path, *QUIET, *as_arguments(raw), *as_arguments(options), target]
 
 
 def _luma(video: bytes) -> Iterator[UInt8Array]:
