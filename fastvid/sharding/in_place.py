@@ -34,7 +34,7 @@ from fastvid.sharding.job.frozen import starting
 from fastvid.sharding.job.job import JobReport, index_settings, run
 from fastvid.sharding.job.ledger import PackedSample, Part, Row
 from fastvid.sharding.job.members import with_column
-from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, list_identity, plan_shards
+from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, list_identity
 from fastvid.sharding.job.run import How, Job, ShardWork, SourceWork, View
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.sources.tars import listed_source
@@ -43,25 +43,14 @@ from fastvid.sharding.work.tasks import Outcome
 from fastvid.storage import LocalStorage, Storage, open_storage
 from fastvid.storage.urls import FileUrl, copy_file, is_remote, open_file
 
-# No bytes of sources are copied, so their size does not limit a shard.
-_ANY_BYTES = 2**62
-
 
 class IndexFiles(SourceWork):
-    """Indexes sources in place; a shard is a list of files. `seed`: seed of the order of samples in the shards."""
+    """Indexes sources in place; a shard is a list of files. `packing`: see `SourceWork`."""
 
     suffix = IN_PLACE_SUFFIXES[0]
+    plan_options: Mapping[str, int] = {"source_bytes": 2**62}  # nothing is copied, so bytes do not limit a shard
 
-    def __init__(
-        self,
-        storage: Storage,
-        found: SourceList,
-        settings: Settings,
-        *,
-        samples_per_shard: int,
-        seed: int = 0,
-        shards: Sequence[Sequence[Source]] | None = None,
-    ) -> None:
+    def __init__(self, storage: Storage, found: SourceList, settings: Settings, **packing: Any) -> None:
         for source in found.sources:
             if is_remote(source.path) and FileUrl.parse(source.path).query:
                 raise UsageError(
@@ -69,16 +58,13 @@ class IndexFiles(SourceWork):
                     file=FileUrl.parse(source.path),
                     hint="use URLs that need no signature, or credentials in the environment (s3://, gs://)",
                 )
-        shards = shards or found.shards
-        if shards is None:
-            shards = plan_shards(found.tried, seed=seed, samples=samples_per_shard, source_bytes=_ANY_BYTES)
-        super().__init__(storage, found, settings, shards, seed)
+        super().__init__(storage, found, settings, **packing)
         root = decode_name(found.listed["root"]) if found.listed else ""
-        if shards and not found.listed:
+        if self.shards and not found.listed:
             root = common_root([end(one.path for one in found.tried) for end in (min, max)])
         files = ((encode_name(s.id), s.size, s.start, s.end, s.key, s.etag) for s in found.tried)
         self.identity = {
-            **list_identity(found, files, seed=seed, samples_per_shard=samples_per_shard),
+            **list_identity(found, files, **self.packing),
             "profile": {"name": IN_PLACE},
             "proof": settings.proof,
             "root": encode_name(root),

@@ -82,10 +82,8 @@ COMMANDS = {
     "wds": Command("export BASE --to wds --out OUT", "export:1 export:3"),
     "energon": Command("export BASE --to energon --out OUT", "export:1 export:3"),
     "hf": Command("export BASE --to hf --out OUT", "export:1 export:3"),
-    "add": Command(
-        "add OUT MORE --workers 1 --samples-per-shard 1",
-        "encode:2 copied committed merged", 3, "ledger:2", lambda store: None,
-    ),
+    "add": Command("add OUT MORE --workers 1 --samples-per-shard 1",
+                   "encode:2 tar:1 ledger:2 manifest committed merged", 3, "ledger:2", lambda store: None),
     "remove": Command(f"remove OUT --keys {KEY}", "manifest committed", before=lambda store: None),
     "take down": Command(
         f"remove OUT --source {TWIN} --reason ticket", "receipt blocked manifest hidden", before=lambda store: None

@@ -1,9 +1,10 @@
 """Adds sources to a dataset: encodes them into new shards and commits a generation with the old and the new shards.
 
-The new sources are encoded by a separate job, in a folder inside that of the ledger's parts. So the job can be resumed
-like any other, and every other command sees that it is unfinished. Then its shards are copied next to the old ones, a
-generation is committed, and the ledger is extended. Every step can be repeated: a copy with the right checksum is
-reused, a generation with the samples is not committed twice, and a ledger row replaces that of the same source.
+The new sources are encoded by a separate job, whose records are in a folder inside that of the ledger's parts. So the
+job can be resumed like any other, and every other command sees that it is unfinished. Its shards are written next to
+the old ones, under numbers that its record reserves; no generation refers to them yet. Then a generation is committed,
+and the ledger is extended. Every step can be repeated: a generation with the samples is not committed twice, and a
+ledger row replaces that of the same source.
 """
 
 from __future__ import annotations
@@ -38,21 +39,18 @@ from fastvid.sharding.job import ledger
 from fastvid.sharding.job.frozen import given_sources, start_work
 from fastvid.sharding.job.job import MAX_SECONDS, EncodeShards, JobReport, index_settings, run
 from fastvid.sharding.job.ledger import Part, Row
-from fastvid.sharding.job.lock import Staging
+from fastvid.sharding.job.lock import Staging, delete_below
 from fastvid.sharding.job.members import annotations_of, hide_sources
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, differences
-from fastvid.sharding.job.run import How, ShardWork
+from fastvid.sharding.job.run import How, ShardWork, SourceWork
 from fastvid.sharding.sources.sources import MAX_SOURCE_KEY_BYTES, Source, SourceList, assign_keys, public_path
 from fastvid.sharding.sources.tars import gather_sources
 from fastvid.storage import Storage, open_storage
-from fastvid.storage.urls import copy_file, sha256_of
+from fastvid.storage.urls import sha256_of
 
 
-def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> tuple[int, pa.Table]:
-    """Add the shards of a finished job to a dataset.
-
-    Returns the number of the current generation, and the ledger rows of the job's sources.
-    """
+def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> pa.Table:
+    """Add the shards of a finished job to a dataset; return the ledger rows of the job's sources."""
     _, generation = read_generation(storage)
     samples = [sample for part in parts for sample in part.samples]
     new = [row for part in parts for row in part.rows]
@@ -64,8 +62,7 @@ def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> tup
     ids, own = {encode_name(source.id) for source in work.found.sources}, {sample.key for sample in samples}
     keys = zip(shown["source_id"].to_pylist(), shown["key"].to_pylist(), strict=True)
     if any(key not in present for key in own) or any(name in ids and key not in own for name, key in keys):
-        records = _copy_all(storage, work, parts, generation)
-        faults.reach("copied")
+        records = ledger.shard_records(parts, work.profile)
         note = f"add {things(len(samples), 'sample')} of {things(len({s.source_id for s in samples}), 'source')}"
 
         def edit(old: Generation, table: pa.Table) -> tuple[Generation, pa.Table]:
@@ -81,29 +78,8 @@ def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> tup
             table = _joined(hide_sources(table, ids), rows)
             return replace(old, shards=shards, classes=classes, note=note, extras=extras), table
 
-        generation = change(storage, edit)
-    return generation.number, _extend_ledger(storage, work, parts, generation)
-
-
-def _copy_all(storage: Storage, work: ShardWork, parts: Sequence[Part], generation: Generation) -> list[ShardRecord]:
-    """Copy shards next to the old ones, under the next numbers; reuse copies of an interrupted run."""
-    numbers = [int(found[1]) for shard in generation.shards if (found := re.match(r"data-(\d+)", shard.name))]
-    number = max(numbers, default=-1) + 1
-    records: list[ShardRecord] = []
-    for part in parts:
-        if part.digest is None:
-            continue
-        (record,) = ledger.shard_records([replace(part, stem=schema.shard_stem(number))], work.profile)
-        while storage.exists(record.data) and sha256_of(storage, record.data) != record.sha256:
-            number += 1
-            record = replace(record, name=schema.shard_stem(number))
-        if not storage.exists(record.data):
-            copy_file(work.storage, f"{part.stem}.{record.suffixes[0]}", storage, record.data)
-        for suffix in record.suffixes[1:]:
-            storage.write(f"{record.name}.{suffix}", work.storage.read(f"{part.stem}.{suffix}"))
-        records.append(record)
-        number += 1
-    return records
+        change(storage, edit)
+    return _extend_ledger(storage, work, parts)
 
 
 def _extras(old: Generation, records: Sequence[ShardRecord], found: SourceList) -> Mapping[str, Any]:
@@ -139,13 +115,9 @@ def _as_text(table: pa.Table, name: str) -> pa.Table:
     return table.set_column(table.column_names.index(name), name, pa.array(values, pa.string()))
 
 
-def _extend_ledger(storage: Storage, work: ShardWork, parts: Sequence[Part], generation: Generation) -> pa.Table:
+def _extend_ledger(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> pa.Table:
     """Write the ledger, extended by the rows of the job's sources, and return these rows."""
-    names = {shard.sha256: shard.name for shard in generation.shards}
-    made: list[Row] = []
-    for part in parts:
-        stem = None if part.digest is None else names.get(part.digest.sha256)
-        made += [row | {"shard": None if row["shard"] is None else stem} for row in part.rows]
+    made = [row for part in parts for row in part.rows]
     made += [ledger.problem_row(source, *source.problem) for source in work.found.sources if source.problem is not None]
     known, blocked = {row["source_id"] for row in made}, ledger.read_blocked(storage)
     rows: list[Row] = []
@@ -166,6 +138,7 @@ def _extend_ledger(storage: Storage, work: ShardWork, parts: Sequence[Part], gen
 
 _LOG = logging.getLogger(__name__)
 _FOLDER: Final = f"{schema.LEDGER_PARTS}/add"
+_FIRST: Final = "first_shard"  # field of the job's record: number of its first shard among those of the dataset
 _MERGED: Final = "merged"  # field of the job's record that says that the dataset has all its shards and rows
 _HASH_DIGITS: Final = 8
 
@@ -231,8 +204,9 @@ def add_sources(
     settings_of = partial(_settings, limits or Limits(), bounds, changes=chosen.allow_encoder_change)
     looking: dict[str, Any] = {"columns": columns, "class_names": class_names, "follow_links": follow_links}
     packing: dict[str, Any] = {"seed": seed, "samples_per_shard": samples_per_shard}
+    packing["drop_duplicates"] = drop_duplicates
     given = given_sources(sources, annotations, **looking, prefix=prefix, retry_rejected=retry_rejected)
-    known = number = 0
+    known = 0
     changed: list[str] = []
     gone: list[str] = []
 
@@ -261,33 +235,29 @@ def add_sources(
         return found
 
     def prepare() -> Any:
-        nonlocal number
         generation = read_generation(storage)[1]
         settings = settings_of(generation)
-        # Not for a part: what is in the folder may belong to other parts that have not written ledger rows yet.
-        if chosen.mine is None and (staging.job() or {}).get(_MERGED):
-            _delete_shards(scratch)
-            staging.end()
-        number = generation.number
+        # An addition that 0.2 began has its shards in this folder, and is made anew. Not for a part: what is there may
+        # belong to other parts that have not written ledger rows yet.
+        begun = staging.job()
+        if chosen.mine is None and begun is not None and (_MERGED in begun or _FIRST not in begun):
+            delete_below(storage, _FOLDER)
 
         def make(found: SourceList) -> ShardWork | JobReport:
             if not found.sources and not found.shards:
                 return JobReport(storage.url, schema.LEDGER_SCHEMA.empty_table(), found.ignored)
-            classes, labels = number_labels(generation, found)
-            if settings.proof is not None:
-                work = IndexFiles(scratch, found, settings, **packing)
-                work.drop_duplicates = drop_duplicates
-                return work
-            grown: dict[str, Any] = {"classes": classes, "labels": labels, "generation": number + 1}
-            return EncodeShards(scratch, found, settings, **packing, **grown, drop_duplicates=drop_duplicates)
+            kind: type[SourceWork] = EncodeShards if settings.proof is None else IndexFiles
+            work = kind(storage, found, settings, **packing)
+            work.classes, work.labels = number_labels(generation, found)
+            work.generation = generation.number + 1
+            _reserve(work, scratch, (staging.job() or {}).get(_FIRST))
+            return work
 
         return start_work(scratch, given, chosen.mine, partial(look, generation, settings), make)
 
     def commit(work: ShardWork, parts: Sequence[Part], _command: str) -> pa.Table:
-        nonlocal number
-        number, rows = merge_parts(storage, work, parts)
+        rows = merge_parts(storage, work, parts)
         staging.begin({**work.identity, _MERGED: True}, replace=True)
-        _delete_shards(scratch)
         return rows
 
     generation = read_generation(storage)[1]  # without a dataset nothing is written
@@ -297,8 +267,8 @@ def add_sources(
         return Added(report, generation.number, known, changed, gone, len(found.sources))
     report = run(storage, chosen, prepare, commit)
     if gone and chosen.mine is None:
-        number = _remove_left(storage, gone)
-    return Added(report, number, known, changed, gone)
+        _remove_left(storage, gone)
+    return Added(report, read_generation(storage)[1].number, known, changed, gone)
 
 
 def _left(known: Mapping[str, Row], every: SourceList, shown: Collection[str], roots: Sequence[str]) -> list[str]:
@@ -330,12 +300,11 @@ def _check_share(gone: Collection[str], shown: Collection[str]) -> None:
         )
 
 
-def _remove_left(storage: Storage, names: Sequence[str]) -> int:
-    """Hide the samples of sources and delete their ledger rows; return the number of the new generation."""
+def _remove_left(storage: Storage, names: Sequence[str]) -> None:
+    """Hide the samples of sources in a new generation, and delete their ledger rows."""
     note, gone = f"remove {things(len(names), 'source')} that left the list", set(names)
-    made = change(storage, lambda old, table: (replace(old, note=note), hide_sources(table, names)))
+    change(storage, lambda old, table: (replace(old, note=note), hide_sources(table, names)))
     ledger.edit_ledger(storage, lambda rows: [row for row in rows if row["source_id"] not in gone])
-    return made.number
 
 
 def _changed(
@@ -408,11 +377,13 @@ def _settings(limits: Limits, bounds: Mapping[str, Any], generation: Generation,
     return Settings(profile, build, limits, streams=streams, **bounds)
 
 
-def _delete_shards(scratch: Storage) -> None:
-    """Delete the shards of a job, but not the record that marks it as unfinished."""
-    for name in scratch.list():
-        if not name.startswith(f"{schema.LEDGER_PARTS}/"):
-            scratch.delete(name)
+def _reserve(work: ShardWork, records: Storage, first: int | None) -> None:
+    """Give an addition numbers for its shards that no file has. `first`: the first, if it has begun already."""
+    if first is None:
+        names = (re.match(r"data-(\d+)", name) for name in work.storage.list("data-"))
+        first = max((int(found[1]) for found in names if found), default=-1) + 1
+    work.records, work.identity = records, {**work.identity, _FIRST: first}
+    work.stems = [schema.shard_stem(first + number) for number in range(len(work.shards))]
 
 
 def _new_sources(

@@ -77,11 +77,6 @@ def _entry(generation: Generation, tags: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def find_garbage(storage: Storage, *, keep_generations: int = 1, keep: Collection[int] = ()) -> Garbage:
-    """Return what `collect_garbage` would delete."""
-    return _find(storage, read_head(storage), keep_generations, keep)
-
-
 def collect_garbage(storage: Storage, *, keep_generations: int = 1, keep: Collection[int] = ()) -> Garbage:
     """Delete all generations but the newest and those to `keep`, and every file that only they refer to."""
     if storage.list(f"{LEDGER_PARTS}/"):
@@ -92,7 +87,7 @@ def collect_garbage(storage: Storage, *, keep_generations: int = 1, keep: Collec
         )
     sweep(storage)
     head = read_head(storage)
-    garbage = _find(storage, head, keep_generations, keep)
+    garbage = find_garbage(storage, keep_generations=keep_generations, keep=keep, head=head)
     if garbage.files:
         swap_head(storage, head, dataset_id=head.dataset_id, generation=head.generation)
     for name in sorted(garbage.files, key=_deletion_order):
@@ -112,7 +107,11 @@ def _deletion_order(name: str) -> tuple[int, str]:
     return (0 if _ANNOTATIONS.fullmatch(name) else 1 if _GENERATION.fullmatch(name) else 2), name
 
 
-def _find(storage: Storage, head: Head, keep_generations: int, keep: Collection[int]) -> Garbage:
+def find_garbage(
+    storage: Storage, *, keep_generations: int = 1, keep: Collection[int] = (), head: Head | None = None
+) -> Garbage:
+    """Return what `collect_garbage` would delete. `head`: the commit record, if it is known."""
+    head = head or read_head(storage)
     check_integers(1, keep_generations=keep_generations)
     names = storage.list()
     wanted = {*head.tags.values(), *keep}  # fastvid 0.2 gave generations tags

@@ -30,7 +30,7 @@ from fastvid.errors import FormatError, UsageError
 from fastvid.format.annotations import KeptSignals, join_signals
 from fastvid.format.dataset import open_shard
 from fastvid.format.generations import Generation, ShardRecord, commit_generation, history, read_annotations, read_head
-from fastvid.format.schema import FOREIGN, later_stem, shard_stem
+from fastvid.format.schema import FOREIGN, later_stem
 from fastvid.format.tar import TarDigest, read_members, to_json
 from fastvid.format.writing import ListedSample, listed_samples, write_in_place, write_shard
 from fastvid.runtime import faults
@@ -41,7 +41,7 @@ from fastvid.sharding.job.ledger import Part, Row, block, read_blocked, settle_r
 from fastvid.sharding.job.lock import short_scratch
 from fastvid.sharding.job.members import annotate_members, dataset_record, hide_sources, is_current, with_record
 from fastvid.sharding.job.run import How, ShardWork
-from fastvid.sharding.sources.sources import Source, SourceList
+from fastvid.sharding.sources.sources import SourceList
 from fastvid.sharding.work.tasks import Outcome
 from fastvid.storage import Storage, open_storage
 from fastvid.storage.urls import link_or_copy
@@ -331,10 +331,8 @@ class _Repack(ShardWork):
     """Makes the shards of a recipe from samples of other datasets; so there are no sources to process."""
 
     def __init__(self, storage: Storage, recipe: Recipe) -> None:
-        self.storage, self.found, self.identity = storage, SourceList((), recipe.made.classes, {}), recipe.identity
-        self.shards: Sequence[Sequence[Source]] = [()] * len(recipe.shards)
-        self.stems = [shard_stem(number) for number in range(len(recipe.shards))]
-        self._recipe = recipe
+        super().__init__(storage, SourceList((), recipe.made.classes, {}), [()] * len(recipe.shards))
+        self._recipe, self.identity = recipe, recipe.identity
         counts = (sum(piece.samples for piece in pieces) for pieces in recipe.shards)
         self._first = list(accumulate(counts, initial=0))
         # A larger number than in the linked tars: restoring from tars trusts the newest one.

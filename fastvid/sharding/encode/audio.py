@@ -86,13 +86,11 @@ class SampleAudio:
 def extract_audio(
     settings: Settings, source: OpenSource, spans: Sequence[tuple[Fraction, Fraction]], patience: float = 1.0
 ) -> SampleAudio:
-    """Extract the audio of a source's samples.
+    """Extract the audio of a source's samples; not for a job that drops it.
 
     `spans`: start and end of each sample in seconds from the first frame of the video.
     """
     choice = settings.streams.audio
-    if choice == "drop":
-        return SampleAudio.none(len(spans))
     try:
         found = probe_audio(source)
         if found is None:

@@ -100,6 +100,11 @@ class Profile:
         return self.codec in ("mjpeg", "jpeg")
 
     @property
+    def pix_fmt(self) -> str:
+        """FFmpeg's name of the format of the pictures that are written."""
+        return "yuvj420p" if self.full_range else "yuv420p"
+
+    @property
     def is_tiled(self) -> bool:
         """Whether pictures are written so that a crop of them can be decoded, see `fastvid.sharding.encode.tiles`."""
         return self.codec == "jpeg"
@@ -576,7 +581,7 @@ def output_options(profile: Profile, size: tuple[int, int], *, frames: int, full
         "g": profile.gop,
         "keyint_min": profile.gop,
         "threads": 1,
-        "pix_fmt": "yuvj420p" if profile.full_range else "yuv420p",
+        "pix_fmt": profile.pix_fmt,
         # The filters have already made the rate constant; other modes drop or repeat frames.
         "fps_mode": "passthrough",
         # Broken timestamps must not make a filter repeat a frame forever.

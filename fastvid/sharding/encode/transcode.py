@@ -357,14 +357,13 @@ def encode_flow(
 
 def _flow_command(settings: Settings, size: tuple[int, int], rate: Fraction, frames: int, target: str) -> list[str]:
     profile = settings.profile
-    pix_fmt = "yuvj420p" if profile.full_range else "yuv420p"
     command = [
         settings.build.path,
         *QUIET,
         "-f",
         "rawvideo",
         "-pixel_format",
-        pix_fmt,
+        profile.pix_fmt,
         "-video_size",
         f"{size[0]}x{size[1]}",
     ]

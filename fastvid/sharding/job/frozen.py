@@ -20,9 +20,8 @@ from typing import Any, Final
 
 from fastvid.errors import JobError
 from fastvid.format.schema import DATASET_JSON, LEDGER_PARTS
-from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
-from fastvid.runtime.values import things
+from fastvid.runtime.values import as_type, things
 from fastvid.sharding.job.lock import Staging, first_of
 from fastvid.sharding.job.members import columns_from_json, columns_to_json
 from fastvid.sharding.job.plan import JobPart, digest
@@ -186,9 +185,5 @@ def _to_json(source: Source) -> dict[str, Any]:
 
 
 def _from_json(told: dict[str, Any]) -> Source:
-    lists = {name: tuple(value) for name, value in told.items() if isinstance(value, list) and name != "columns"}
-    source = Source(**told | lists | {"columns": columns_from_json(told["columns"])})
-    if source.problem is None:
-        return source
-    reason, message = source.problem
-    return replace(source, problem=(Reason(reason), message))
+    columns = columns_from_json(told.pop("columns"))
+    return replace(as_type(told, Source), columns=columns)

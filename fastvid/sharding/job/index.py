@@ -82,7 +82,7 @@ class IndexShards(SourceWork):
                 shards[stem].append(replace(source, path=str(storage.path(f"{stem}.tar"))))
         found = SourceList(tuple(source for source, _ in self._inside.values()), classes, {})
         stems = [stem for stem in shards if chosen is None or stem in chosen]
-        super().__init__(storage, found, settings, [shards[stem] for stem in stems])
+        super().__init__(storage, found, settings, shards=[shards[stem] for stem in stems])
         self.stems = stems
         tried = [source for shard in self.shards for source in shard]
         stats = [(stem, storage.path(f"{stem}.tar").stat()) for stem in tars]
@@ -248,7 +248,8 @@ def rebuild(
         # Records are in a temporary folder, so an interrupted rebuild starts from the beginning. Blocked samples are
         # indexed too, because the annotations have rows for them; hidden samples stay hidden.
         with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
-            Job(work, How(workers=workers), records=LocalStorage(folder)).run()
+            work.records = LocalStorage(folder)
+            Job(work, How(workers=workers)).run()
     if is_old:
         upgrade_records(storage, head)
     _add_facts(storage)

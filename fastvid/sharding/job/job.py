@@ -34,7 +34,7 @@ from fastvid.sharding.job.frozen import Changes, compare_sources, starting
 from fastvid.sharding.job.ledger import PackedSample, Part
 from fastvid.sharding.job.lock import lock_folder, scratch_folder
 from fastvid.sharding.job.members import annotate_members, annotation_row, annotations_of, dataset_record, with_record
-from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart, differences, digest, job_identity, plan_shards
+from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart, differences, digest, job_identity
 from fastvid.sharding.job.run import How, Job, ShardWork, SourceWork, View
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.work.tasks import EncodedSample
@@ -131,8 +131,8 @@ def run(
                 lease.end()  # delete the record of a run that was killed when everything was done
             return work
         tell_sources(work)
-        job, blocked = Job(work, how, home=storage), ledger.read_blocked(storage)
-        if work.storage.exists(DATASET_JSON):
+        job, blocked = Job(work, how), ledger.read_blocked(storage)
+        if work.records is None and storage.exists(DATASET_JSON):
             # If this job was killed after its commit, only its temporary files have to be deleted.
             is_own = job.staging.job() == work.identity
             table = ledger.read_ledger(storage)[0] if is_own else finished_ledger(storage, work.identity, work.found)
@@ -367,7 +367,7 @@ def _since(table: pa.Table, found: SourceList) -> Changes:
 
 
 class EncodeShards(SourceWork):
-    """Encodes sources into new tars. `seed`: seed of the order of samples in the shards."""
+    """Encodes sources into new tars. `scratch`: see `run_job`; `packing`: see `SourceWork`."""
 
     def __init__(
         self,
@@ -375,25 +375,15 @@ class EncodeShards(SourceWork):
         found: SourceList,
         settings: Settings,
         *,
-        samples_per_shard: int,
-        seed: int = 0,
         scratch: str | os.PathLike[str] | None = None,
-        drop_duplicates: bool = False,
-        classes: Sequence[str] | None = None,
-        labels: Mapping[str, int] | None = None,
-        generation: int = 1,
-        shards: Sequence[Sequence[Source]] | None = None,
+        **packing: Any,
     ) -> None:
-        shards = shards or found.shards or plan_shards(found.tried, seed=seed, samples=samples_per_shard)
-        super().__init__(storage, found, settings, shards, seed)
-        self.scratch, self.drop_duplicates = scratch_folder(storage, scratch), drop_duplicates
+        super().__init__(storage, found, settings, **packing)
+        self.scratch = scratch_folder(storage, scratch)
         self.identity = {
-            **job_identity(found, settings, seed=seed, samples_per_shard=samples_per_shard),
-            **({"drop_duplicates": True} if drop_duplicates else {}),
+            **job_identity(found, settings, **self.packing),
+            **({"drop_duplicates": True} if self.drop_duplicates else {}),
         }
-        self._classes = found.classes if classes is None else tuple(classes)
-        self._labels = {name: number for number, name in enumerate(self._classes)} if labels is None else labels
-        self._generation = generation
         self.encoder, self.profile = self.identity["encoder"], self.identity["profile"]
         self.streams, self.extras = settings.streams.video, settings.streams.to_json()
 
@@ -401,16 +391,16 @@ class EncodeShards(SourceWork):
         """See `SourceWork`."""
         for source, sample in self._samples(views):
             packed = PackedSample.of(source, sample)
-            row = annotation_row(packed, source, self._labels)
+            row = annotation_row(packed, source, self.labels)
             members = sample_members(sample.meta, sample.streams)
-            yield packed, (sample.key, annotate_members(members, row, self._classes))
+            yield packed, (sample.key, annotate_members(members, row, self.classes))
 
     def pack(self, shard: int, samples: Iterator[tuple[str, Mapping[str, bytes]]]) -> TarDigest | None:
         """See `SourceWork`."""
         first = next(samples, None)
         if first is None:
             return None
-        made = Generation(self._generation, (), self.streams, self._classes, extras=self.extras)
+        made = Generation(self.generation, (), self.streams, self.classes, extras=self.extras)
         members = with_record(chain([first], samples), dataset_record(made, self.profile, self.encoder))
         return write_shard(self.storage, self.stems[shard], members, streams=self.streams, scratch=self.scratch)
 

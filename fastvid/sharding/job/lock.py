@@ -417,27 +417,23 @@ class Staging:
 
     def drop(self, stem: str) -> None:
         """Delete the samples of a shard."""
-        folder = f"{_SAMPLES}/{self._build}/{stem}"
-        for name in self.scratch.list(f"{folder}/"):
-            self.scratch.delete(name)
-        _prune(self.scratch, folder)
+        delete_below(self.scratch, f"{_SAMPLES}/{self._build}/{stem}")
 
     def end(self) -> None:
         """Delete everything that belongs to the job, including the ledger's parts."""
+        delete_below(self.scratch, _SAMPLES)
         # Delete the job's record last: until then, the next run knows that the other files belong to this job.
-        for name in self.scratch.list(f"{_SAMPLES}/"):
-            self.scratch.delete(name)
-        _prune(self.scratch, _SAMPLES)
-        names = [name for name in self.storage.list(f"{LEDGER_PARTS}/") if not name.startswith((_JOB, _ADDITION))]
-        for name in [*names, _JOB]:
-            self.storage.delete(name)
-        _prune(self.storage, LEDGER_PARTS)
+        delete_below(self.storage, LEDGER_PARTS, keep=(_JOB, _ADDITION))
+        delete_below(self.storage, LEDGER_PARTS, keep=(_ADDITION,))
 
     def _name(self, stem: str, slot: int) -> str:
         return f"{_SAMPLES}/{self._build}/{stem}/{slot:06d}"
 
 
-def _prune(storage: Storage, folder: str) -> None:
-    """Remove empty folders, if the storage has folders."""
+def delete_below(storage: Storage, folder: str, keep: tuple[str, ...] = ()) -> None:
+    """Delete the files below a folder, except those whose names begin as one of `keep`, and folders that are empty."""
+    for name in storage.list(f"{folder}/"):
+        if not name.startswith(keep):
+            storage.delete(name)
     if isinstance(storage, LocalStorage):
         storage.prune(folder)

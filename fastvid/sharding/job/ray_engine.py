@@ -129,7 +129,7 @@ def make_shard(job: tuple[ShardWork, How], shard: int, workers: int, version: st
 
 def _check_folder(work: ShardWork, node: str) -> None:
     """Raise a WorkerError unless this node can read and write the job's folder."""
-    storage = open_storage(work.storage.url)
+    storage = open_storage((work.records or work.storage).url)
     try:
         job = Staging(storage).job()
         if job is None or digest(job) != digest(work.identity):

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from itertools import accumulate, islice
 from typing import Any, Final
@@ -40,7 +41,7 @@ from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.engines.local import ENGINES, LocalEngine
 from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, part_stems, read_part, write_part
 from fastvid.sharding.job.lock import JobLease, Staging
-from fastvid.sharding.job.plan import JobPart, differences, file_order
+from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart, differences, file_order, plan_shards
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.work.tasks import Outcome, SourceTask
 from fastvid.storage import LocalStorage, RemoteOptions, Storage
@@ -97,6 +98,7 @@ class ShardWork(ABC):
     """
 
     suffix = "tar"
+    records: Storage | None = None  # folder of the records that mark the job as unfinished; None for that of the shards
     encoder: Mapping[str, Any] = {}  # the build that encodes; outcomes of another build are not reused
     scratch: LocalStorage | None = None  # folder of outcomes that wait for their shard; None for the job's own
     streams: tuple[str, ...] = (PICTURES,)  # video streams of every sample
@@ -105,20 +107,14 @@ class ShardWork(ABC):
     workers: int | None = None  # default number of workers on this machine; None for one per core
     is_begun = False  # whether this process has recorded the job as a new one
     drop_duplicates = False  # whether to hide samples of sources with the same bytes as an earlier one
+    seed = 0  # of the order in which sources are processed
     identity: Mapping[str, Any]
     profile: Mapping[str, Any]
+    settings: Settings
 
-    def __init__(
-        self,
-        storage: Storage,
-        found: SourceList,
-        settings: Settings,
-        shards: Sequence[Sequence[Source]],
-        seed: int = 0,
-    ) -> None:
-        self.storage, self.found, self.settings, self.shards = storage, found, settings, shards
+    def __init__(self, storage: Storage, found: SourceList, shards: Sequence[Sequence[Source]]) -> None:
+        self.storage, self.found, self.shards = storage, found, shards
         self.stems: Sequence[str] = [shard_stem(number) for number in range(len(shards))]
-        self._seed = seed
 
     def open_engine(self, how: How, blocked: tuple[str, ...]) -> Any:
         """Create the engine that processes the sources; None if none has to. `blocked`: SHA-256 of blocked sources."""
@@ -129,7 +125,7 @@ class ShardWork(ABC):
         """Return the slots of a shard in the order in which to process them."""
         # Clips of a file follow each other, also across shards, so that a worker reads it once.
         sources = self.shards[shard]
-        return sorted(range(len(sources)), key=lambda slot: file_order(sources[slot], self._seed))
+        return sorted(range(len(sources)), key=lambda slot: file_order(sources[slot], self.seed))
 
     def data(self, shard: int) -> str:
         """Return the name of a shard's data file, whose digest is in the shard's record."""
@@ -184,7 +180,31 @@ def _rejected(outcome: Outcome, bad: Outcome) -> Outcome:
 
 
 class SourceWork(ShardWork):
-    """Makes samples from the outcomes of sources. Subclasses define how a sample is made and how a shard is written."""
+    """Makes samples from the outcomes of sources. Subclasses define how a sample is made and how a shard is written.
+
+    `seed`: seed of the order of samples in the shards. `shards`: the sources of each shard; by default `plan_shards`
+    assigns them.
+    """
+
+    plan_options: Mapping[str, int] = {}  # further arguments of `plan_shards`
+
+    def __init__(
+        self,
+        storage: Storage,
+        found: SourceList,
+        settings: Settings,
+        *,
+        samples_per_shard: int = SAMPLES_PER_SHARD,
+        seed: int = 0,
+        drop_duplicates: bool = False,
+        shards: Sequence[Sequence[Source]] | None = None,
+    ) -> None:
+        plan = partial(plan_shards, found.tried, seed=seed, samples=samples_per_shard, **self.plan_options)
+        super().__init__(storage, found, shards or found.shards or plan())
+        self.settings, self.seed, self.drop_duplicates = settings, seed, drop_duplicates
+        self.packing = {"seed": seed, "samples_per_shard": samples_per_shard}
+        self.generation, self.classes = 1, found.classes  # number of the generation to make, and its classes
+        self.labels: Mapping[str, int] = {name: number for number, name in enumerate(found.classes)}
 
     @abstractmethod
     def made(self, views: Sequence[View]) -> Iterator[tuple[PackedSample, Any]]:
@@ -332,17 +352,10 @@ def _stop(source: Source, outcome: Outcome, before: str = "") -> StorageError:
 
 
 class Job:
-    """Makes the shards of a dataset; see `fastvid.sharding.job.job.run`.
+    """Makes the shards of a dataset; see `fastvid.sharding.job.job.run`."""
 
-    `records`: folder of the job's records, which mark it as unfinished; by default the folder of the shards. `home`:
-    folder of the dataset, if the shards are written elsewhere and added to the dataset afterwards.
-    """
-
-    def __init__(
-        self, work: ShardWork, how: How, *, records: Storage | None = None, home: Storage | None = None
-    ) -> None:
-        self.storage, self.work, self._how = records or work.storage, work, how
-        self._home = home or work.storage
+    def __init__(self, work: ShardWork, how: How) -> None:
+        self.storage, self.work, self._how = work.records or work.storage, work, how
         self.identity, self.shards, self.stems = work.identity, work.shards, work.stems
         self.staging = Staging(self.storage, work.scratch, work.encoder)
         self.outages = OutageDetector(reject_unreadable=how.reject_unreadable)
@@ -411,7 +424,7 @@ class Job:
         before = None if self.work.is_begun else self.staging.job() or self.staging.begin(self.identity)
         if before is None:
             return
-        what = "job" if self._home.url == self.work.storage.url else "addition"
+        what, folder = "job" if self.work.records is None else "addition", self.work.storage.url
         changes = list(differences(before, self.identity))
         builds_only = all(name.startswith("encoder.") for name, _, _ in changes)
         if changes and not (builds_only and self._how.allow_encoder_change):
@@ -419,7 +432,7 @@ class Job:
             way_out = "choose another folder" if what == "job" else f"delete {LEDGER_PARTS}/add to abandon it"
             raise JobError(
                 f"the unfinished {what} here has {name} {old!r}, this one {new!r}",
-                file=self._home.url,
+                file=folder,
                 hint=f"resume it with the same sources, arguments and ffmpeg (--enlarge if 0.2 began it), or {way_out}"
                 + ("; or continue with this ffmpeg by --allow-encoder-change" if builds_only else ""),
             )
@@ -429,7 +442,7 @@ class Job:
             if self._whole:
                 self.staging.begin(self.identity, replace=True)
         else:
-            _LOG.info("resuming the unfinished %s in %s", what, self._home.url)
+            _LOG.info("resuming the unfinished %s in %s", what, folder)
 
     def make(self, engine: LocalEngine | None) -> None:
         """Make the missing shards with an engine that processes sources."""
@@ -477,9 +490,10 @@ class Job:
 
     def _find_parts(self) -> None:
         """Delete half-written files of killed runs, and load the records of shards that earlier runs have finished."""
-        for folder in (self.storage, self.work.scratch):
+        for folder in (self.work.storage, self.work.scratch):
             if isinstance(folder, LocalStorage):
-                if self._whole:
+                # Other commands may write to a dataset while samples are added to it.
+                if self._whole and self.work.records is None:
                     folder.sweep()
                 else:
                     folder.sweep_dead()

@@ -320,13 +320,8 @@ def _column(values: np.ndarray[Any, Any], feature: Mapping[str, Any]) -> pa.Arra
 def frame_stats(values: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Return the statistics of a signal [N] or [N, A] as LeRobot stores them; ``std`` divides by N, not N - 1."""
     flat = values.reshape(len(values), -1).astype(np.float64)
-    found = {
-        "min": flat.min(axis=0).tolist(),
-        "max": flat.max(axis=0).tolist(),
-        "mean": flat.mean(axis=0).tolist(),
-        "std": flat.std(axis=0).tolist(),
-        "count": [len(flat)],
-    }
+    found = {name: getattr(flat, name)(axis=0).tolist() for name in ("min", "max", "mean", "std")}
+    found["count"] = [len(flat)]
     quantiles = np.quantile(flat, list(_QUANTILES.values()), axis=0)
     return found | {name: row.tolist() for name, row in zip(_QUANTILES, quantiles, strict=True)}
 

@@ -23,7 +23,7 @@ from fastvid.sharding.in_place import IndexFiles
 from fastvid.sharding.job.job import UNDIVIDED, EncodeShards, JobReport, choose_settings, index_settings, run
 from fastvid.sharding.job.ledger import PackedSample, Row
 from fastvid.sharding.job.plan import digest
-from fastvid.sharding.job.run import How, ShardWork, View
+from fastvid.sharding.job.run import How, SourceWork, View
 from fastvid.sharding.lerobot import read
 from fastvid.sharding.lerobot.read import EPISODES_PER_SHARD, LeRobotDataset
 from fastvid.sharding.sources.sources import LEROBOT_INFO, Source
@@ -36,13 +36,13 @@ _OWN: Final = ("width", "height", "pix_fmt", "conforms", "proved")
 _NOT_OF_EPISODES: Final = ("parent", "start_seconds", "end_seconds", "source_sha256")
 
 
-class _Episodes(ShardWork):
+class _Episodes(SourceWork):
     """Common to episodes that are encoded or indexed in place: signals, and a stream for each camera."""
 
     def __init__(self, storage: Storage, dataset: LeRobotDataset, settings: Settings, most: int, **more: Any) -> None:
         found = read.episode_sources(dataset)
         more["shards"] = read.episode_shards(dataset, found, most)
-        super().__init__(storage, found, settings, samples_per_shard=most, **more)  # type: ignore[call-arg]
+        super().__init__(storage, found, settings, samples_per_shard=most, **more)
         self.dataset, self.streams, self.sources_per_sample = dataset, dataset.cameras, len(dataset.cameras)
         self.extras = {**self.extras, **read.extras_of(dataset)}
         sources = [(source.frames, source.stream) for source in found.sources]

@@ -420,11 +420,8 @@ def read_ucf101(folder: AnnotationFile) -> Annotations:
     numbered = [line.split() for line in texts["classInd.txt"].text().splitlines() if line.strip()]
     classes = tuple(name for _, name in sorted((int(number), name) for number, name in numbered))
     splits: dict[str, dict[str, str]] = {}
-    for name, file in sorted(texts.items()):
-        matched = re.fullmatch(r"(train|test)list0?(\d+)\.txt", name)
-        for line in file.text().splitlines() if matched else ():
-            if matched and line.strip():
-                splits.setdefault(line.split()[0], {})[f"split{matched[2]}"] = matched[1]
+    for matched, line in _lines_of(folder, r"(train|test)list0?(\d+)\.txt"):
+        splits.setdefault(line.split()[0], {})[f"split{matched[2]}"] = matched[1]
     rows = tuple(AnnotationRow(path, path.split("/")[0], columns) for path, columns in sorted(splits.items()))
     return Annotations(rows, classes)
 
@@ -433,31 +430,30 @@ def read_hmdb51(folder: AnnotationFile) -> Annotations:
     """Read HMDB51's ``{class}_test_split{n}.txt``; 1 is train, 2 test, 0 neither."""
     meaning = {"0": "unused", "1": "train", "2": "test"}
     found: dict[tuple[str, str], dict[str, str]] = {}
-    for file in folder.files():
-        matched = re.fullmatch(r"(.+)_test_split(\d+)\.txt", file.name)
-        for line in file.text().splitlines() if matched else ():
-            if matched and line.strip():
-                video, use = line.strip().rsplit(None, 1)
-                found.setdefault((matched[1], video), {})[f"split{matched[2]}"] = meaning[use]
+    for matched, line in _lines_of(folder, r"(.+)_test_split(\d+)\.txt"):
+        video, use = line.rsplit(None, 1)
+        found.setdefault((matched[1], video), {})[f"split{matched[2]}"] = meaning[use]
     rows = tuple(AnnotationRow(f"{label}/{video}", label, columns) for (label, video), columns in sorted(found.items()))
     return Annotations(rows, tuple(sorted({label for label, _ in found})))
 
 
+def _lines_of(folder: AnnotationFile, pattern: str) -> Iterator[tuple[re.Match[str], str]]:
+    """Yield the lines of the files in a folder whose names match a pattern, each with the match; not empty lines."""
+    for file in folder.files():
+        if matched := re.fullmatch(pattern, file.name):
+            yield from ((matched, line.strip()) for line in file.text().splitlines() if line.strip())
+
+
 def read_sthv2(folder: AnnotationFile) -> Annotations:
     """Read the folder of Something-Something v2's lists: ``labels.json``, and a JSON of each split."""
-    files = {file.name: file for file in folder.files()}
-
     # The files were published with and without the dataset's name as a prefix.
-    def find(name: str) -> AnnotationFile | None:
-        return files.get(f"{name}.json") or files.get(f"something-something-v2-{name}.json")
-
-    labels = find("labels")
-    if labels is None:
+    files = {file.name.removeprefix("something-something-v2-"): file for file in reversed(folder.files())}
+    if (labels := files.get("labels.json")) is None:
         raise UsageError("no labels.json in the folder", file=folder.place)
     index = {name: int(number) for name, number in json.loads(labels.text()).items()}
     rows = []
     for split, name in (("test", "test"), ("train", "train"), ("val", "validation")):
-        file = find(name)
+        file = files.get(f"{name}.json")
         for record in json.loads(file.text()) if file else ():
             template = record.get("template")
             # Templates have brackets, the label list has none.

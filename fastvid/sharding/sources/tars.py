@@ -13,8 +13,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -44,24 +44,12 @@ _PARQUET: Final = ".parquet"
 _AT_ONCE: Final = 1 << 12  # sources whose annotations are in memory
 
 
-@dataclass(frozen=True, slots=True)
-class TarSample:
+class TarSample(NamedTuple):
     """A video in a tar of another tool, or a sample without a usable video, which is rejected."""
 
-    name: str
+    source: Source  # its id is its name in the tar; without path and key
     first: int  # byte offset of its first member, which distinguishes samples of the same name
     video: TarMember | None = None
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    label: str | None = None
-    notes: tuple[str, ...] = ()
-    problem: tuple[Reason, str] | None = None
-
-    def source(self, name: str, key: str, path: str) -> Source:
-        """Return the sample as a source. `name`: its id. `path`: the tar."""
-        found = Source(name, path, 0, self.label, self.columns, problem=self.problem, key=key, notes=self.notes)
-        if self.video is None:
-            return found
-        return replace(found, size=self.video.size, member=(self.video.offset, self.video.size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +119,7 @@ def _samples(view: memoryview, key: str, group: Sequence[TarMember], seen: set[s
         pictures = "; if pictures are its frames, use --fps" if picture_order(one.name for one in members) else ""
         problem = Reason.NO_VIDEO_STREAM, f"no member of the sample is a video{pictures}"
         columns, label, notes = _read_fields(view, fields)
-        yield TarSample(key, members[0].offset, None, columns, label, notes, problem)
+        yield TarSample(Source(key, "", 0, label, columns, problem=problem, notes=notes), members[0].offset)
     unused = {one.member.name: f"left aside: {one.member.suffix}" for one in fields}
     pairs = []
     for part, _ in videos:
@@ -148,10 +136,11 @@ def _samples(view: memoryview, key: str, group: Sequence[TarMember], seen: set[s
             # The key becomes the parent, so that all videos of a key stay in one split.
             name, columns = f"{key}.{part}" if part else key, {"parent": key, **columns}
             notes = ("one of several videos of a key", *notes)
-        yield TarSample(name, first, video, columns, label, (*notes, *(() if number else unused.values())))
+        notes, place = (*notes, *(() if number else unused.values())), (video.offset, video.size)
+        yield TarSample(Source(name, "", video.size, label, columns, member=place, notes=notes), first, video)
     for member in again:
         problem = Reason.DUPLICATE_NAME, f"the tar has an earlier member {encode_name(member.name)!r}"
-        yield TarSample(f"{member.name}#2", member.offset, problem=problem)
+        yield TarSample(Source(f"{member.name}#2", "", problem=problem), member.offset)
 
 
 def _part(member: TarMember) -> str:
@@ -172,14 +161,15 @@ def sample_keys(tars: Mapping[str, Sequence[TarSample]]) -> dict[tuple[str, int]
     An id is the sample's name in its tar if that is unique, else it includes the tar's name. It depends only on the
     tars, so that indexing them again gives the same keys.
     """
-    counts = Counter(sample.name for samples in tars.values() for sample in samples)
+    counts = Counter(sample.source.id for samples in tars.values() for sample in samples)
     ids: dict[tuple[str, int], str] = {}
     for stem, samples in tars.items():
         inside: Counter[str] = Counter()
         for sample in samples:
-            inside[sample.name] += 1
-            number = inside[sample.name]
-            name = sample.name if counts[sample.name] == 1 else f"{stem}/{sample.name}"
+            name = sample.source.id
+            inside[name] += 1
+            number = inside[name]
+            name = name if counts[name] == 1 else f"{stem}/{name}"
             ids[stem, sample.first] = name if number == 1 else f"{name}#{number}"
     if len(set(ids.values())) < len(ids):
         # A folder inside one tar may have the name of another tar.
@@ -261,16 +251,16 @@ def read_tars(
     """
     tars = {name: _read_samples(path) for name, path in paths.items()}
     ids = sample_keys(tars)
-    rows = [AnnotationRow(one.name, one.label, one.columns) for samples in tars.values() for one in samples]
+    every = (sample.source for samples in tars.values() for sample in samples)
+    rows = [AnnotationRow(one.id, one.label, one.columns) for one in every]
     found = name_classes(rows, class_order(rows), class_names)
-    named = iter(found.rows)
-    return found.classes, {
-        name: [
-            (replace(one, label=row.label, columns=row.columns).source(*ids[name, one.first], paths[name]), one.video)
-            for one, row in zip(samples, named, strict=False)
-        ]
-        for name, samples in tars.items()
-    }
+    named, made = iter(found.rows), dict[str, list[tuple[Source, TarMember | None]]]()
+    for stem, samples in tars.items():
+        for (source, first, video), row in zip(samples, named, strict=False):
+            (name, key), path = ids[stem, first], paths[stem]
+            one = replace(source, id=name, key=key, path=path, label=row.label, columns=row.columns)
+            made.setdefault(stem, []).append((one, video))
+    return found.classes, made
 
 
 def _read_samples(path: str) -> list[TarSample]:
@@ -279,7 +269,7 @@ def _read_samples(path: str) -> list[TarSample]:
         return read_tar(open_storage(folder).map(name))
     except FormatError as error:
         problem = Reason.BROKEN_CONTAINER, f"the tar is broken: {error.message}"
-        return [TarSample(name, 0, problem=problem)]
+        return [TarSample(Source(name, "", problem=problem), 0)]
 
 
 def is_dataset(root: str) -> bool:

@@ -38,7 +38,7 @@ from fastvid.sharding.encode.parts import (
 from fastvid.sharding.encode.profiles import DecodeWindow, Settings, upright_geometry, written_seconds, written_timing
 from fastvid.sharding.encode.salvage import SALVAGEABLE, Salvaged, salvage
 from fastvid.sharding.encode.transcode import decode_fully, decode_seconds, encode_flow, flow_seconds, transcode, verify
-from fastvid.sharding.work.index import CopiedSource
+from fastvid.sharding.work.index import CopiedSource, stream_meta
 from fastvid.sharding.work.tasks import EncodedSample, Outcome, Report, SourceTask, open_task, refuse_blocked
 
 # Number of frames that frame-rate resampling may add or drop at the ends of a stream.
@@ -279,14 +279,8 @@ class _ClipFile:
         sound = None if settings.streams.audio == "drop" else self._sound(clip)
         made = []
         for number, (part, video, shape) in enumerate(zip(clip.parts, encoded.videos, checked, strict=True)):
-            meta = _origin(task, self.info, self.digest) | {
-                "num_frames": shape.num_frames,
-                "fps": str(rate),
-                "width": shape.width,
-                "height": shape.height,
-                "pix_fmt": "yuvj420p" if settings.profile.full_range else "yuv420p",
-                "conforms": not (shape.width | shape.height) % 16,
-            }
+            facts = stream_meta(shape, rate, settings.profile.pix_fmt, conforms=not (shape.width | shape.height) % 16)
+            meta = _origin(task, self.info, self.digest) | facts
             if part is not None or self._salvaged is not None:
                 start, end = part or (0, shape.num_frames)
                 meta |= task.place(float((self._first + start) / rate), float((self._first + end) / rate))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from fractions import Fraction
 from functools import partial
 from itertools import pairwise
 from math import ceil
@@ -178,17 +179,14 @@ class Copied:
 
     def meta(self) -> dict[str, Any]:
         """The fields of the sample's JSON about the stream."""
-        info = self.found.info
-        return {
-            "num_frames": info.num_frames,
-            "fps": str(info.fps),
-            "width": info.width,
-            "height": info.height,
-            "pix_fmt": self.found.pix_fmt,
-            "conforms": self.conforms,
-            "differs": list(self.notes),
-            "proved": _proved(self.found),
-        }
+        facts = stream_meta(self.found.info, self.found.info.fps, self.found.pix_fmt, conforms=self.conforms)
+        return facts | {"differs": list(self.notes), "proved": _proved(self.found)}
+
+
+def stream_meta(info: StreamInfo, rate: Fraction, pix_fmt: str, *, conforms: bool) -> dict[str, Any]:
+    """Return the fields of a sample's JSON about a stream. `rate`: frames per second."""
+    facts = {name: getattr(info, name) for name in ("num_frames", "width", "height")}
+    return facts | {"fps": str(rate), "pix_fmt": pix_fmt, "conforms": conforms}
 
 
 class CopiedSource:

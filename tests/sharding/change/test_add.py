@@ -256,6 +256,9 @@ def test_another_build_of_ffmpeg_is_refused_until_it_is_allowed(place, tmp_path)
     assert code == 1
     assert f"another build of ffmpeg: version was {version!r} and is 'other-{version}'" in said
     assert run(fault="ledger:2")[0] == -9
+    shutil.rmtree(place / "data/ledger-parts")
+    assert "data-000001.tar" in collect_garbage(store).files, "an abandoned addition goes"
+    assert run(fault="ledger:2")[0] == -9
     code, said = run("--allow-encoder-change", "--seed", "1", FASTVID_FFMPEG=other)
     assert code == 1
     assert "the unfinished addition here has encoder." in said
