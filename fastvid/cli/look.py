@@ -68,7 +68,8 @@ def inspect(
 
 def _text(summary: Summary, top: int) -> str:
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
-    lines = [f"{summary.url}, generation {summary.generation.number}" + _note(summary.generation.note), ""]
+    note = f" ({_plain(summary.generation.note)})" if summary.generation.note else ""
+    lines = [f"{summary.url}, generation {summary.generation.number}{note}", ""]
     removed = f", {count(summary.removed)} removed and hidden" if summary.removed else ""
     shards = len(summary.generation.shards)
     lines.append(
@@ -163,10 +164,6 @@ def _ledger(summary: Summary) -> list[str]:
 
 def _row(name: str, text: str) -> str:
     return f"{name:{_NAME}}{text}"
-
-
-def _note(note: str) -> str:
-    return f" ({_plain(note)})" if note else ""
 
 
 def _bar(share: float, room: int) -> str:
