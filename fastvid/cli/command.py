@@ -103,22 +103,17 @@ def parser_of(name: str, function: Callable[..., int]) -> argparse.ArgumentParse
 def call(function: Callable[..., int], args: argparse.Namespace) -> int:
     """Call a command with the parsed arguments, and return its exit code."""
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
-    values: list[Any] = []
-    options: dict[str, Any] = {}
-    hints = typing.get_type_hints(function)
-    for name, parameter in inspect.signature(function).parameters.items():
+    bound, hints = inspect.signature(function).bind_partial(), typing.get_type_hints(function)
+    for name, parameter in bound.signature.parameters.items():
         kind = hints[name]
         if is_dataclass(kind):
-            options[name] = typing.cast(Any, kind)(**{field.name: given[field.name] for field in fields(kind)})
-        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            values += given[name]
-        elif parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
-            values.append(given[name])
-        elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            options |= {option.name: given[option.name] for option in _forwarded(function)}
+            group = {field.name: given[field.name] for field in fields(kind)}
+            bound.arguments[name] = typing.cast(Any, kind)(**group)
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            bound.arguments[name] = {option.name: given[option.name] for option in _forwarded(function)}
         else:
-            options[name] = given[name]
-    return function(*values, **options)
+            bound.arguments[name] = given[name]
+    return function(*bound.args, **bound.kwargs)
 
 
 def _options(function: Callable[..., int]) -> Iterator[_Option]:

@@ -91,15 +91,9 @@ class Encoding:
 
     def options(self) -> dict[str, Any]:
         """As keyword arguments of a job."""
-        profile = get_profile(self.profile).changed(
-            short_side=self.short_side,
-            enlarge=self.enlarge or None,
-            crf=self.crf,
-            gop=self.gop,
-            fps=self.fps,
-            hdr=self.hdr,
-        )
-        return {"profile": profile, "streams": self.streams, "flow": self.flow, "flow_bound": self.flow_bound}
+        given = asdict(self) | {"enlarge": self.enlarge or None}
+        other = {name: given.pop(name) for name in ("streams", "flow", "flow_bound")}
+        return {"profile": get_profile(given.pop("profile")).changed(**given), **other}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice, pairwise
@@ -68,7 +67,8 @@ def inspect(
 
 def _text(summary: Summary, top: int) -> str:
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
-    lines = [f"{summary.url}, generation {summary.generation.number}" + _note(summary.generation.note), ""]
+    note = f" ({visible(summary.generation.note)})" if summary.generation.note else ""
+    lines = [f"{summary.url}, generation {summary.generation.number}{note}", ""]
     removed = f", {count(summary.removed)} removed and hidden" if summary.removed else ""
     shards = len(summary.generation.shards)
     lines.append(
@@ -79,7 +79,7 @@ def _text(summary: Summary, top: int) -> str:
     )
     if summary.num_samples:
         lines += [_row(name, value) for name, value in describe(summary).items()]
-    lines += [_row(name, _plain(_split(totals))) for name, totals in summary.splits.items()]
+    lines += [_row(name, visible(_split(totals))) for name, totals in summary.splits.items()]
     if summary.columns:
         lines += ["", *_columns(summary, width)]
     if summary.is_labelled:
@@ -104,7 +104,7 @@ def _columns(summary: Summary, width: int) -> list[str]:
     for column in summary.columns[:_COLUMNS]:
         missing = f", {percent(column.missing, summary.num_samples)} missing" if column.missing else ""
         examples = ", ".join(column.examples)
-        line = _row(name, _plain(f"{column.name}: {column.kind}{missing}" + (f"; {examples}" if examples else "")))
+        line = _row(name, visible(f"{column.name}: {column.kind}{missing}" + (f"; {examples}" if examples else "")))
         lines.append(line if len(line) <= width else line[: width - 1] + "…")
         name = ""
     if more := len(summary.columns) - _COLUMNS:
@@ -116,7 +116,7 @@ def _classes(classes: tuple[ClassCount, ...], top: int, width: int) -> list[str]
     counts = [c.count for c in classes]
     line = f"{count(len(classes))}, with {min(counts)} to {max(counts)} samples, median {np.median(counts):.0f}"
     shown = classes[:top]
-    names = [_plain(c.name) for c in shown]
+    names = [visible(c.name) for c in shown]
     column = min(max(map(text_width, names)), 32)
     longest = max(len(f"  {count(c.count)}, {duration(c.seconds)}{_by_split(c)}") for c in shown)
     room = max(8, width - _NAME - column - longest)
@@ -141,7 +141,7 @@ def _shortened(name: str, width: int) -> str:
 def _by_split(c: ClassCount) -> str:
     if len(c.splits) < 2:
         return ""
-    return _plain(" (" + ", ".join(f"{name} {count(total.samples)}" for name, total in c.splits.items()) + ")")
+    return visible(" (" + ", ".join(f"{name} {count(total.samples)}" for name, total in c.splits.items()) + ")")
 
 
 def _ledger(summary: Summary) -> list[str]:
@@ -165,18 +165,9 @@ def _row(name: str, text: str) -> str:
     return f"{name:{_NAME}}{text}"
 
 
-def _note(note: str) -> str:
-    return f" ({_plain(note)})" if note else ""
-
-
 def _bar(share: float, room: int) -> str:
     eighths = max(round(share * room * 8), 1 if share else 0)
     return "█" * (eighths // 8) + _BLOCKS[eighths % 8].strip()
-
-
-def _plain(text: str) -> str:
-    """Replace characters that could move the cursor or reverse the line."""
-    return "".join("?" if unicodedata.category(letter) in ("Cc", "Cf") else letter for letter in text)
 
 
 def _missing(job: UnfinishedJob | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from fastvid.cli.command import forwards
@@ -43,6 +44,6 @@ def tune(
         raise UsageError("no source is given", hint="name a folder of videos, or a video")
     found = study(sources, profiles=profiles, folder=keep, **options)
     name, reasons = recommend(found, need)
-    record = found.to_json() | {"recommended": name, "reasons": reasons}
+    record = asdict(found) | {"recommended": name, "reasons": reasons}
     print(json_text(record, indent=1) if json else render(found, name, reasons))
     return 0

@@ -143,9 +143,10 @@ class ResidualBlock(nn.Module):
     def residual(self, x: Tensor) -> Tensor:
         """Return the residual branch, which is added to the identity path. It must not write to ``x``."""
 
-    @abstractmethod
-    def last_norm(self) -> nn.Module:
+    def last_norm(self) -> nn.BatchNorm2d | nn.BatchNorm3d:
         """Return the last batch norm of the residual branch; if its weight is 0, the block is an identity."""
+        *_, last = (one for one in self.children() if isinstance(one, nn.BatchNorm2d | nn.BatchNorm3d))
+        return last
 
 
 class BasicBlock(ResidualBlock):
@@ -164,9 +165,6 @@ class BasicBlock(ResidualBlock):
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         return cast("Tensor", out)
-
-    def last_norm(self) -> nn.Module:
-        return self.bn2
 
 
 class Bottleneck(ResidualBlock):
@@ -189,9 +187,6 @@ class Bottleneck(ResidualBlock):
         out = self.bn3(self.conv3(out))
         return cast("Tensor", out)
 
-    def last_norm(self) -> nn.Module:
-        return self.bn3
-
 
 # Blocks per stage; He et al. 2015, "Deep Residual Learning for Image Recognition", table 1.
 DEPTHS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {
@@ -202,23 +197,19 @@ DEPTHS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int
 }
 
 
-class ResNetOptions(TypedDict, total=False):
-    """Options of `ResNet` that the models built on it accept too."""
-
-    width: int
-    in_channels: int
-    zero_init_residual: bool
-    recompute: bool
-    drop_path: float
-
-
 class StreamOptions(TypedDict, total=False):
-    """`ResNetOptions` without `in_channels`, for models whose stream (RGB or flow) determines it."""
+    """Options of `ResNet` that models whose stream (RGB or flow) determines `in_channels` accept too."""
 
     width: int
     zero_init_residual: bool
     recompute: bool
     drop_path: float
+
+
+class ResNetOptions(StreamOptions, total=False):
+    """Options of `ResNet` that the other models built on it accept too."""
+
+    in_channels: int
 
 
 class ResNet(nn.Module):
@@ -307,9 +298,7 @@ def init_weights(net: nn.Module, *, zero_init_residual: bool = False) -> None:
     if zero_init_residual:
         for module in net.modules():
             if isinstance(module, ResidualBlock):
-                norm = module.last_norm()
-                assert isinstance(norm.weight, Tensor)
-                nn.init.zeros_(norm.weight)
+                nn.init.zeros_(module.last_norm().weight)
 
 
 def _stage(

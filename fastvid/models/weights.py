@@ -32,22 +32,25 @@ Origin = Literal["fastvid", "torchvision", "mit", "mmaction2"]
 # Prefixes that DistributedDataParallel and DataParallel ("module."), and torch.compile, add to the keys.
 _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
 
-_MIT_RULES = (
-    (r"^base_model\.", ""),
-    (r"^new_fc\.", "<head>."),
-    (r"^classifier\.(?=weight$|bias$)", "<head>."),
-    (r"\.net\.", "."),
-)
-
-_MMACTION2_RULES = (
-    (r"^backbone\.", ""),
-    (r"^cls_head\.fc_cls\.", "<head>."),
-    (r"\.net\.", "."),
-    (r"\bdownsample\.conv\.", "downsample.0."),
-    (r"\bdownsample\.bn\.", "downsample.1."),
-    (r"\bconv(\d)\.conv\.", r"conv\1."),
-    (r"\bconv(\d)\.bn\.", r"bn\1."),
-)
+_RULES: dict[Origin, tuple[tuple[str, str], ...]] = {
+    "fastvid": ((r"^backbone\.", ""),),
+    "torchvision": (),
+    "mit": (
+        (r"^base_model\.", ""),
+        (r"^new_fc\.", "<head>."),
+        (r"^classifier\.(?=weight$|bias$)", "<head>."),
+        (r"\.net\.", "."),
+    ),
+    "mmaction2": (
+        (r"^backbone\.", ""),
+        (r"^cls_head\.fc_cls\.", "<head>."),
+        (r"\.net\.", "."),
+        (r"\bdownsample\.conv\.", "downsample.0."),
+        (r"\bdownsample\.bn\.", "downsample.1."),
+        (r"\bconv(\d)\.conv\.", r"conv\1."),
+        (r"\bconv(\d)\.bn\.", r"bn\1."),
+    ),
+}
 
 
 def plain_names(keys: Iterable[str], head: str) -> tuple[Origin, dict[str, str]]:
@@ -58,14 +61,7 @@ def plain_names(keys: Iterable[str], head: str) -> tuple[Origin, dict[str, str]]
     """
     bare = {key: _WRAPPERS.sub("", key) for key in keys}
     origin = _origin(bare.values())
-    if origin == "fastvid":
-        plain = {key: name.removeprefix("backbone.") for key, name in bare.items()}
-    elif origin == "mmaction2":
-        plain = {key: _apply(_MMACTION2_RULES, name, head) for key, name in bare.items()}
-    else:
-        rules = _MIT_RULES if origin == "mit" else ()
-        plain = {key: _apply(rules, name, head) for key, name in bare.items()}
-    return origin, plain
+    return origin, {key: _apply(_RULES[origin], name, head) for key, name in bare.items()}
 
 
 def _origin(names: Iterable[str]) -> Origin:
@@ -151,8 +147,7 @@ def load_weights(
     prefix = "" if backbone is model else "backbone."
     head_name = getattr(backbone, "head_name", "fc")
     origin, plain = plain_names(state, head_name)
-    found = {f"{prefix}{plain[key]}": tensor for key, tensor in state.items()}
-    spelled = {f"{prefix}{plain[key]}": key for key in state}
+    found = {f"{prefix}{plain[key]}": key for key in state}
 
     wanted = model.state_dict()
     skipped = () if head else tuple(key for key in wanted if key.startswith(f"{prefix}{head_name}."))
@@ -163,7 +158,7 @@ def load_weights(
     for key, ours in wanted.items():
         if key in skipped or key not in found:
             continue
-        theirs = found[key]
+        theirs = state[found[key]]
         if ours.dim() == 5 and theirs.dim() == 4 and theirs.shape == ours.shape[:2] + ours.shape[3:]:
             theirs = inflated_weight(theirs, ours.shape[2])
             inflated.append(key)
@@ -182,7 +177,7 @@ def load_weights(
         missing=tuple(
             key for key in wanted if key not in found and key not in skipped and not key.endswith("num_batches_tracked")
         ),
-        unexpected=tuple(spelled[key] for key in found if key not in wanted),
+        unexpected=tuple(own for key, own in found.items() if key not in wanted),
         mismatched=tuple(mismatched),
         skipped=skipped,
     )

@@ -253,8 +253,8 @@ def fresh_store(store: Store, world: World, timeout_s: float) -> Store:
     number = uuid.uuid4().hex
     store.set(f"{_PREFIX}/place/{world.rank}", number)
     deadline = time.monotonic() + timeout_s
-    poll = _leader(store, world) if world.rank == 0 else _follower(store, number)
-    while (token := poll()) is None:
+    polls = _leader(store, world) if world.rank == 0 else _follower(store, number)
+    while (token := next(polls)) is None:
         if time.monotonic() > deadline:
             raise WorkerError(
                 f"rank {world.rank} of {world.size} waited {timeout_s:g} s for the other ranks",
@@ -264,44 +264,36 @@ def fresh_store(store: Store, world: World, timeout_s: float) -> Store:
     return PrefixStore(f"{_PREFIX}/{token}", store)
 
 
-def _leader(store: Store, world: World) -> Callable[[], str | None]:
-    """Return rank 0's function: called repeatedly until it returns the token, None before."""
+def _leader(store: Store, world: World) -> Iterator[str | None]:
+    """Yield, as rank 0, None for each look at the store until all ranks have acknowledged the token, then the token."""
     places = [f"{_PREFIX}/place/{rank}" for rank in range(world.size)]
     offered = ""
-
-    def poll() -> str | None:
-        nonlocal offered
-        if not store.check(places):
-            return None
-        numbers = [number.decode() for number in store.multi_get(places)]
-        token = sha256("".join(numbers).encode())
-        if token != offered:
-            offered = token
-            for number in numbers:
-                store.set(f"{_PREFIX}/seat/{number}", token)
-        if store.add(f"{_PREFIX}/seen/{token}", 0) < world.size - 1:
-            return None
-        store.set(f"{_PREFIX}/go/{token}", "go")
-        return token
-
-    return poll
+    while True:
+        if store.check(places):
+            numbers = [number.decode() for number in store.multi_get(places)]
+            token = sha256("".join(numbers).encode())
+            if token != offered:
+                offered = token
+                for number in numbers:
+                    store.set(f"{_PREFIX}/seat/{number}", token)
+            if store.add(f"{_PREFIX}/seen/{token}", 0) >= world.size - 1:
+                store.set(f"{_PREFIX}/go/{token}", "go")
+                yield token
+        yield None
 
 
-def _follower(store: Store, number: str) -> Callable[[], str | None]:
-    """Return the function of any other rank: called repeatedly until it returns the token, None before."""
+def _follower(store: Store, number: str) -> Iterator[str | None]:
+    """Yield, as any other rank, None for each look at the store until rank 0 has written "go", then the token."""
     seat, seen = f"{_PREFIX}/seat/{number}", ""
-
-    def poll() -> str | None:
-        nonlocal seen
-        if not store.check([seat]):
-            return None
-        token = store.get(seat).decode()
-        if token != seen:
-            seen = token
-            store.add(f"{_PREFIX}/seen/{token}", 1)
-        return token if store.check([f"{_PREFIX}/go/{token}"]) else None
-
-    return poll
+    while True:
+        if store.check([seat]):
+            token = store.get(seat).decode()
+            if token != seen:
+                seen = token
+                store.add(f"{_PREFIX}/seen/{token}", 1)
+            if store.check([f"{_PREFIX}/go/{token}"]):
+                yield token
+        yield None
 
 
 # `torch.distributed.nn` is imported at the top, before a process group exists: its functions have the group at import

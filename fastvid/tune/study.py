@@ -8,14 +8,13 @@ buffer, as in a loader that converts colours on a GPU.
 from __future__ import annotations
 
 import logging
-import math
 import re
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import ffmpeg
 
@@ -100,11 +99,6 @@ def build_comparison(
     return [build.path, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "info", *command]
 
 
-def mean(values: list[float]) -> float:
-    """Return the mean of the values, NaN if there are none."""
-    return sum(values) / len(values) if values else math.nan
-
-
 _LOG = logging.getLogger(__name__)
 
 VIDEOS: Final = SAMPLED
@@ -145,10 +139,6 @@ class Study:
     seed: int
     measured: tuple[ProfileResult, ...]
     refused: Mapping[str, str]  # reasons why profiles were not measured, by name
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
-        return asdict(self)
 
 
 @dataclass(slots=True)
@@ -282,8 +272,8 @@ def _result(
         profile=one.profile.name,
         bytes=sum(sizes),
         encode_seconds=spent,
-        ssim=mean([score[0] for score in scores]) if scores else None,
-        psnr=mean([score[1] for score in scores]) if scores else None,
+        ssim=sum(score[0] for score in scores) / len(scores) if scores else None,
+        psnr=sum(score[1] for score in scores) / len(scores) if scores else None,
         clips_per_second=numbers["rate"],
         cpu_ms=numbers["cpu_ms"],
         packets=packets["planned"],
@@ -318,17 +308,13 @@ def recommend(study: Study, need: float | None = None) -> tuple[str, list[str]]:
             else f"no profile decodes {need:g} clips per second here; {chosen.profile} is the fastest"
         )
     else:
-        chosen = min(good, key=_cost)
+        chosen = min(good, key=lambda one: one.bytes * one.cpu_ms)
         reasons.append(
             f"{chosen.profile} has the lowest product of size and decode time: each faster profile is larger by a"
             " greater factor than it is faster, each smaller one is slower by a greater factor than it is smaller"
         )
     reasons += [_compare(chosen, other, study) for other in study.measured if other is not chosen]
     return chosen.profile, reasons
-
-
-def _cost(one: ProfileResult) -> float:
-    return one.bytes * one.cpu_ms
 
 
 def _compare(chosen: ProfileResult, other: ProfileResult, study: Study) -> str:

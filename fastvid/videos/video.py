@@ -23,7 +23,7 @@ from av.video.frame import VideoFrame
 
 from fastvid.decode.clips import Read, check_packets, read_clip
 from fastvid.decode.pyav import PyAvDecoder
-from fastvid.decode.request import Box, ClipRequest, Decoder, Planes, Rgb
+from fastvid.decode.request import Box, ClipRequest, DecoderOutput, EncodedClip, Planes, Rgb
 from fastvid.decode.sound import AudioClip, AudioWindow, check_rate, decode_audio, load_track, read_packets
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.dataset import whole_file
@@ -94,7 +94,6 @@ def decode_frames(
     *,
     seconds: Sequence[float] | npt.ArrayLike | None = None,
     size: tuple[int, int] | None = None,
-    decoder: Decoder | None = None,
     gap: int = 0,
     key: str = "",
 ) -> FrameBatch:
@@ -108,18 +107,18 @@ def decode_frames(
     size = size or whole
     clip = read_clip(ClipRequest(0, wanted, Box(0, 0, *whole), size), info, table, read, gap=gap)
     rgb = np.empty((len(wanted), *size, 3), dtype=np.uint8)
-    (error,) = (decoder or thread_decoder()).decode([clip], [Rgb(rgb.transpose(3, 0, 1, 2))])
-    if error is not None:
-        raise error
+    _decode_clip(clip, Rgb(rgb.transpose(3, 0, 1, 2)))
     return FrameBatch(rgb, wanted, info.seconds(wanted), key)
 
 
-def thread_decoder() -> PyAvDecoder:
-    """Return the calling thread's decoder, which stays open between calls."""
+def _decode_clip(clip: EncodedClip, out: DecoderOutput) -> None:
+    """Decode a clip into `out` by the calling thread's decoder, which stays open between calls."""
     decoder: PyAvDecoder | None = getattr(_local, "decoder", None)
     if decoder is None:
         decoder = _local.decoder = PyAvDecoder(max_contexts=4)
-    return decoder
+    (error,) = decoder.decode([clip], [out])
+    if error is not None:
+        raise error
 
 
 _STRIP: Final = 8  # frames that a notebook shows of a video
@@ -401,9 +400,7 @@ class Video(Shown):
             request = ClipRequest(0, wanted, box, (info.height, info.width), stream="flow")
             clip = read_clip(request, info, shard.table(row, "flow"), shard.reader(row, "flow"))
             planes = Planes.packed(np.empty(Planes.nbytes(len(wanted), box), np.uint8), len(wanted), box)
-            (error,) = thread_decoder().decode([clip], [planes])
-            if error is not None:
-                raise error
+            _decode_clip(clip, planes)
         return to_pixels(planes.y, info.flow_bound)
 
     def audio(

@@ -52,7 +52,7 @@ def given(name, *shape):
     ("make", "message"),
     [
         (lambda: build("tsm-r51", 2, 4), r"unknown model 'tsm-r51'[\s\S]*tsm-r101, tsm-r18[\s\S]*module:callable"),
-        (lambda: build("tsn-r18", 2, 4, shift_div=4), r"no option 'shift_div'[\s\S]*width, in_channels"),
+        (lambda: build("tsn-r18", 2, 4, shift_div=4), r"no option 'shift_div'[\s\S]*drop_path, in_channels"),
         (lambda: build("tsm-r18", 2, 0), "num_frames must be at least 1, not 0"),
         (lambda: build("no_such_module:make", 2, 4), "no module 'no_such_module'"),
         (lambda: build("json:no_such", 2, 4), "module 'json' has no 'no_such'"),

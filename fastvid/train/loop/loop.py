@@ -52,7 +52,9 @@ class Stepper:
         """
         device, run, task = self.member.device, self.config.run, self.config.task
         group_size, clip_norm = self.config.data.group_size, self.config.optim.clip_norm
-        _seed(step_seed(run.seed, replica.samples, self.member.world.rank), device)
+        # A function of the samples seen: a resumed run draws the same numbers, and checkpoints need no generator state.
+        # 63 bits, because torch rejects larger seeds.
+        _seed(hash64(f"{run.seed}:{replica.samples}:{self.member.world.rank}") >> 1, device)
         replica.set_lr()
         replica.optimizer.zero_grad(set_to_none=True)
         # Computed from `valid`, because `batch.weight` is rounded to float32.
@@ -127,14 +129,6 @@ def _seed(seed: int, device: torch.device) -> None:
         torch.cuda.manual_seed(seed)
 
 
-def step_seed(seed: int, samples: int, rank: int) -> int:
-    """Return the dropout seed of a step, a function of the run's seed, the samples seen and the rank.
-
-    A resumed run thus draws the same numbers, and checkpoints need no generator state.
-    """
-    return hash64(f"{seed}:{samples}:{rank}") >> 1  # 63 bits, because torch rejects larger seeds
-
-
 log = logging.getLogger(__name__)
 
 _LEAST_ROWS: Final = 50  # minimum rows of metrics of a run, if it has as many steps: enough to plot a curve
@@ -179,7 +173,7 @@ class Trainer:
         self._sums: Sums | None = None  # sums over this rank's clips since the last row of metrics
         self._watch, self._whole = Stopwatch(), Stopwatch()
         self._exposure = Exposure(replica.model, member.device) if member.world.size > 1 else None
-        self._telemetry = Telemetry.of(config, member, replica.model)
+        self._telemetry = Telemetry(config, member, replica.model)
         self._saved_at = time.monotonic()
         self._saved_samples = 0
 

@@ -33,8 +33,8 @@ from torch import Tensor
 from fastvid.errors import UsageError
 from fastvid.runtime.names import import_name
 from fastvid.runtime.processes import World
-from fastvid.runtime.values import check_choice
 from fastvid.train.ranks import Member, broadcast_tensors
+from fastvid.train.tasks.task import find_class
 
 if TYPE_CHECKING:
     from fastvid.load.batch.batch import Batch
@@ -247,12 +247,7 @@ def _only(configs: Sequence[Config]) -> Config:
 
 def find_strategy(name: str) -> type[Strategy]:
     """Return the class of a strategy, given its name or ``module:class``."""
-    known = _strategies().BUILT_IN
-    check_choice("unknown sync {}", name, sorted(known), "module:class")
-    kind = import_name("sync", known.get(name, name))
-    if not (isinstance(kind, type) and issubclass(kind, Strategy)):
-        raise UsageError(f"sync {name!r} is not a strategy", hint=f"derive the class from {__name__}.Strategy")
-    return kind
+    return find_class("sync", name, _strategies().BUILT_IN, Strategy)
 
 
 def strategy_of(config: Config) -> type[Strategy]:

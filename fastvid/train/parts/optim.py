@@ -435,14 +435,11 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
         "head_bias": (head_lr_mult * (_TSM_HEAD_BIAS if tsm else 1.0), 0.0),
     }
     found: dict[tuple[str, float], list[nn.Parameter]] = {}
-    seen: set[int] = set()
     exempt = _exempt(model)
-    for path, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in seen or not parameter.requires_grad:
-                continue
-            seen.add(id(parameter))
-            full = f"{path}.{name}" if path else name
+    for full, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            path, _, name = full.rpartition(".")
+            module = model.get_submodule(path)
             group = _group(module, name, parameter.ndim, id(module) in last)
             if group == "weight" and (full in exempt or not set(config.no_decay).isdisjoint(full.split("."))):
                 group = "norm"  # the group with the plain rate and no weight decay

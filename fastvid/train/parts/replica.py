@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -158,6 +158,7 @@ def _parts(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(".".join(name.split(".")[:2]) for name in names))
 
 
+@dataclass(eq=False)
 class Replica:
     """A model with its optimizer and its position in the learning rate schedule.
 
@@ -165,30 +166,25 @@ class Replica:
     clips after which the average decays by `ema_decay`.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        schedule: Schedule,
-        *,
-        scale_loss: bool = False,
-        ema_decay: float | None = None,
-        ema_clips: int = 1,
-        freezer: Freezer | None = None,
-    ) -> None:
-        self.model = model
-        self.forward: nn.Module = model
-        self.optimizer = optimizer
-        self.schedule = schedule
+    model: nn.Module
+    optimizer: Optimizer
+    schedule: Schedule
+    _: KW_ONLY
+    scale_loss: InitVar[bool] = False
+    ema_decay: InitVar[float | None] = None
+    ema_clips: int = 1
+    freezer: Freezer | None = None
+
+    def __post_init__(self, scale_loss: bool, ema_decay: float | None) -> None:
+        self.forward: nn.Module = self.model
         self.samples = 0
-        self.lr = schedule.lr(0)
+        self.lr = self.schedule.lr(0)
         self.lr_scale = 1.0
         self.scaler = torch.amp.GradScaler("cuda", enabled=scale_loss)
-        self.average = None if ema_decay is None else Average(model, ema_decay)
-        self.ema_clips, self._pending = ema_clips, 0
-        self.freezer = freezer
+        self.average = None if ema_decay is None else Average(self.model, ema_decay)
+        self._pending = 0
         # A buffer may be infinite on purpose, such as an attention mask.
-        self._infinite = {name for name, value in model.named_buffers() if not _is_finite(value)}
+        self._infinite = {name for name, value in self.model.named_buffers() if not _is_finite(value)}
 
     def set_lr(self) -> None:
         """Set the learning rate of every group for the next step."""

@@ -96,29 +96,16 @@ PEAKS: Final = (
 )
 
 
-def peak_tflops(device: torch.device, amp: str) -> float | None:
-    """Return a device's peak TFLOP/s in mixed precision; None if unknown or with amp "off"."""
-    if device.type != "cuda" or amp == "off":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAKS if part in name), None)
-
-
-@dataclass(frozen=True)
 class Telemetry:
-    """Computes the speed and memory columns of a row of metrics of kind "train"."""
+    """Computes the speed and memory columns of a row of metrics of kind "train"; rank 0 counts the model's FLOPs."""
 
-    world_size: int
-    device: torch.device
-    flops_per_clip: int | None
-    peak: float | None
-
-    @classmethod
-    def of(cls, config: Config, member: Member, model: nn.Module) -> Telemetry:
-        """Return the telemetry of a run; on rank 0 this counts the model's FLOPs."""
-        peak = config.run.peak_tflops or peak_tflops(member.device, config.run.amp)
-        flops = clip_flops(config, model) if member.leads else None
-        return cls(member.world.size, member.device, flops, peak)
+    def __init__(self, config: Config, member: Member, model: nn.Module) -> None:
+        self.world_size, self.device = member.world.size, member.device
+        self.flops_per_clip = clip_flops(config, model) if member.leads else None
+        self.peak = config.run.peak_tflops
+        if not self.peak and self.device.type == "cuda" and config.run.amp != "off":
+            name = torch.cuda.get_device_name(self.device)
+            self.peak = next((peak for part, peak in PEAKS if part in name), None)
 
     def numbers(self, speed: Mapping[str, float], seconds: float, exposed_s: float | None) -> dict[str, Any]:
         """Return the columns for the steps since the last row.

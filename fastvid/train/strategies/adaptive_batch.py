@@ -33,7 +33,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -50,9 +50,6 @@ from fastvid.train.strategies.average import GradientNorms, NoiseMeter
 from fastvid.train.tasks.task import Sums
 
 log = logging.getLogger(__name__)
-
-PolicyName = Literal["schedule", "noise", "plateau"]
-NAMES: Final = get_args(PolicyName)
 
 
 class BatchPolicy:
@@ -205,9 +202,6 @@ def _positive(name: str, value: float) -> float:
     return value
 
 
-LrRule = Literal["linear", "keep"]
-
-
 class AdaptiveBatch(Strategy):
     """Adds the options ``batch...`` to a strategy whose ranks share batches.
 
@@ -230,7 +224,7 @@ class AdaptiveBatch(Strategy):
         batch_window: int = 50,
         **options: Any,
     ) -> None:
-        check_choice("sync option batch_lr", batch_lr, (*get_args(LrRule), None))
+        check_choice("sync option batch_lr", batch_lr, ("linear", "keep", None))
         check_least(1, **{"sync option batch_window": batch_window})
         super().__init__(member, **options)
         self.batch_policy = make_policy(

@@ -63,13 +63,13 @@ class Integers:
         values.add_(self._withheld)
         encoded = [encode(values[part] / size, self.bits) for part in parts]
         for part, message in zip(parts, encoded, strict=True):
-            sent = self._decoded(message, part, values)
+            sent = decode(message, part.stop - part.start, self.bits, values.dtype)
             torch.sub(values[part], sent, alpha=size, out=self._withheld[part])
         sizes = [len(part) for part in encoded]
         received = self._exchanged(torch.cat(encoded), sizes, rank, self._mean_withheld)
         # Every rank decodes the same bytes, so that all have the same bits.
         for part, message in zip(parts, torch.split_with_sizes(received, sizes), strict=True):
-            values[part] = self._decoded(message, part, values)
+            values[part] = decode(message, part.stop - part.start, self.bits, values.dtype)
 
     def _exchanged(self, message: Tensor, sizes: list[int], rank: int, mean: Tensor) -> Tensor:
         """Send each rank the blocks it owns, and return the encoded means of all blocks.
@@ -87,9 +87,6 @@ class Integers:
         received = message.new_empty(sum(sizes))
         dist.all_to_all_single(received, message.repeat(ranks), sizes, [own] * ranks)
         return received
-
-    def _decoded(self, message: Tensor, part: slice, values: Tensor) -> Tensor:
-        return decode(message, part.stop - part.start, self.bits, values.dtype)
 
     def drain(self, values: Tensor) -> bool:
         """Add the withheld parts to a vector [n], whose mean over the ranks is then taken, and clear them.

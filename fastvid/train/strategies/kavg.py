@@ -78,6 +78,8 @@ class OuterMomentum:
         w = w + e (m - w + u v)
 
     Momentum 0 and rate 1 result in the mean itself, up to rounding.
+
+    `velocity`: v; None before the first step.
     """
 
     def __init__(self, momentum: float = _MOMENTUM, lr: float = _LR) -> None:
@@ -86,7 +88,7 @@ class OuterMomentum:
         if not 0 < lr < math.inf:
             raise UsageError(f"sync option outer_lr is {lr}, expected more than 0")
         self._momentum, self._lr = momentum, lr
-        self._velocity: Tensor | None = None
+        self.velocity: Tensor | None = None
 
     @torch.no_grad()
     def step(self, anchor: Tensor, mean: Tensor) -> None:
@@ -95,21 +97,12 @@ class OuterMomentum:
         `anchor`: [n], the common model before the round. `mean`: [n], the mean of the ranks' models after the
         round; overwritten.
         """
-        if self._velocity is None:
-            self._velocity = torch.zeros_like(mean)
+        if self.velocity is None:
+            self.velocity = torch.zeros_like(mean)
         moved = mean.sub_(anchor)
-        self._velocity.mul_(self._momentum).add_(moved)
-        moved.add_(self._velocity, alpha=self._momentum)
+        self.velocity.mul_(self._momentum).add_(moved)
+        moved.add_(self.velocity, alpha=self._momentum)
         torch.add(anchor, moved, alpha=self._lr, out=mean)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the velocity, None before the first step."""
-        return {"velocity": self._velocity}
-
-    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Restore a state."""
-        velocity = state["velocity"]
-        self._velocity = None if velocity is None else velocity.to(device)
 
 
 class Kavg(Strategy):
@@ -303,7 +296,7 @@ class Kavg(Strategy):
         return self._averager
 
     def state_dict(self) -> dict[str, Any]:
-        return {"outer": [{"velocity": None} if self._outer is None else self._outer.state_dict()]}
+        return {"outer": [{"velocity": None if self._outer is None else self._outer.velocity}]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         outer = state["outer"] if isinstance(state["outer"], list) else [state["outer"]]  # fastvid 0.1 had no list
@@ -311,5 +304,5 @@ class Kavg(Strategy):
             raise StateError(
                 f"checkpoint was written with {len(outer)} fragments, which are gone", hint="use another run.out"
             )
-        if self._outer is not None:
-            self._outer.load_state_dict(outer[0], self.member.device)
+        if self._outer is not None and (velocity := outer[0]["velocity"]) is not None:
+            self._outer.velocity = velocity.to(self.member.device)

@@ -76,20 +76,19 @@ class Link:
         connection: Connected to the other side; closed by `close`.
         number: Number of the link, the same on both sides.
         timeout_s: Seconds of silence after which the other side is considered dead.
+
+    Attributes:
+        beat_s: Seconds between two heartbeats.
     """
 
     def __init__(self, connection: socket.socket, number: int, timeout_s: float) -> None:
         self.number, self.timeout_s = number, timeout_s
+        self.beat_s = timeout_s / _BEATS
         self._connection = connection
         self._lock = threading.Lock()
         connection.settimeout(timeout_s)
         # Header and payload are sent separately; without this option TCP may delay the second of them.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    @property
-    def beat_s(self) -> float:
-        """Seconds between two heartbeats."""
-        return self.timeout_s / _BEATS
 
     def send(
         self,

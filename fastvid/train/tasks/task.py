@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ from fastvid.load.order.mixture import Mixture, part_of
 from fastvid.runtime.names import import_name
 from fastvid.runtime.values import check_choice
 from fastvid.train.tasks import BUILT_IN
+
+Base = TypeVar("Base")
 
 LOSS: Final = "loss"
 CLIPS: Final = "clips"
@@ -169,7 +171,7 @@ class Task:
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:
         """Return the model's arguments: by default one tensor per stream, pictures before flow."""
-        return inputs(batch)
+        return (batch.video,) if "flow" not in batch or batch.flow is batch.video else (batch.video, batch.flow)
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         """Return one loss per clip, floating point [b]; the losses of masked clips are ignored.
@@ -293,13 +295,6 @@ class Task:
         return Sums.over(rows, self.scored(batch))
 
 
-def inputs(batch: Batch) -> tuple[Tensor, ...]:
-    """Return the streams of a batch: one tensor per stream, pictures before flow."""
-    if "flow" not in batch or batch.flow is batch.video:
-        return (batch.video,)
-    return (batch.video, batch.flow)
-
-
 def check_column(
     dataset: Dataset | Mixture, column: str, is_right: Callable[[Any], bool], what: str, *, hint: str
 ) -> None:
@@ -336,13 +331,20 @@ def output(outputs: Any, name: str = "logits") -> Tensor:
     return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
 
 
+def find_class(setting: str, name: str, known: Mapping[str, str], base: type[Base]) -> type[Base]:
+    """Return the class derived from `base` that a setting names: one of `known`, import strings by name, or
+    ``module:class``."""
+    check_choice(f"unknown {setting} {{}}", name, sorted(known), "module:class")
+    kind = import_name(setting, known.get(name, name))
+    if not (isinstance(kind, type) and issubclass(kind, base)):
+        told = f"{setting} is {name!r}, which is not a {base.__name__.lower()}"
+        raise UsageError(told, hint=f"derive the class from fastvid.train.{base.__name__}")
+    return kind
+
+
 def find_task(name: str) -> type[Task]:
     """Return the class of a task, given its name or ``module:class``."""
-    check_choice("unknown task {}", name, sorted(BUILT_IN), "module:class")
-    kind = import_name("task", BUILT_IN.get(name, name))
-    if not (isinstance(kind, type) and issubclass(kind, Task)):
-        raise UsageError(f"task is {name!r}, which is not a task", hint="derive the class from fastvid.train.Task")
-    return kind
+    return find_class("task", name, BUILT_IN, Task)
 
 
 def check_task(task: object) -> None:

@@ -127,20 +127,19 @@ def test_lineage_can_be_summed_over_ranks_and_steps_and_differs_for_different_po
 
 
 def test_speed_is_per_rank_and_against_the_peak(tmp_path):
-    found = Telemetry(4, torch.device("cpu"), flops_per_clip=2_000_000_000_000, peak=100.0).numbers(
-        {"clips_per_s": 80.0}, seconds=10.0, exposed_s=0.5
-    )
+    telemetry = Telemetry(toy.toy_config(tmp_path, peak_tflops=100.0), toy.ALONE, toy.net())
+    # A kernel of 3 * 2 * 3 * 3 on 1 x 2 x 2 places into 4 channels, and 16 * 5 of the last layer; 6 for each.
+    assert telemetry.flops_per_clip == 6 * (54 * 4 * 4 + 16 * 5)
+    # Communication that is not measured has no column.
+    assert "exposed_percent" not in telemetry.numbers({"clips_per_s": 80.0}, seconds=10.0, exposed_s=None)
+    telemetry.world_size, telemetry.flops_per_clip = 4, 2_000_000_000_000
+    found = telemetry.numbers({"clips_per_s": 80.0}, seconds=10.0, exposed_s=0.5)
     # 20 clips per second and rank, at 2 TFLOP each.
     assert found["clips_per_s_per_gpu"] == 20.0
     assert found["tflops_per_gpu"] == 40.0
     assert found["mfu_percent"] == 40.0
     assert found["exposed_percent"] == 5.0
     assert found["memory_gib"] > 0
-    telemetry = Telemetry.of(toy.toy_config(tmp_path), toy.ALONE, toy.net())
-    # A kernel of 3 * 2 * 3 * 3 on 1 x 2 x 2 places into 4 channels, and 16 * 5 of the last layer; 6 for each.
-    assert telemetry.flops_per_clip == 6 * (54 * 4 * 4 + 16 * 5)
-    # Communication that is not measured has no column.
-    assert "exposed_percent" not in telemetry.numbers({"clips_per_s": 80.0}, seconds=10.0, exposed_s=None)
 
 
 def test_exposed_time_starts_after_the_last_gradient(monkeypatch):

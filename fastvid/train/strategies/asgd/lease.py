@@ -28,13 +28,14 @@ class Lease(NamedTuple):
 class Leases:
     """Leases the positions of a run to clients, and records which are done. Thread-safe.
 
-    `size`: positions per lease. `lineage`: record of the samples that are done, see
-    `fastvid.train.parts.replica.Lineage`.
+    `size`: positions per lease. `total`: number of positions of the run. `lineage`: record of the samples that are
+    done, see `fastvid.train.parts.replica.Lineage`.
     """
 
     def __init__(self, samples_per_epoch: int, epochs: int, size: int) -> None:
         check_least(1, samples_per_epoch=samples_per_epoch, epochs=epochs, positions_per_lease=size)
         self.samples_per_epoch, self.epochs, self.size = samples_per_epoch, epochs, size
+        self.total = samples_per_epoch * epochs
         self.acknowledged = self.returned = 0
         self.lineage = Lineage()
         self._number = self._next = 0  # last lease number; next position never leased yet, counted over all epochs
@@ -42,11 +43,6 @@ class Leases:
         self._lent: dict[int, Lease] = {}  # by client
         self._digests: dict[int, int] = {}  # by client, of the acknowledged part of its lease
         self._lock = threading.Lock()
-
-    @property
-    def total(self) -> int:
-        """Number of positions of the run."""
-        return self.samples_per_epoch * self.epochs
 
     @property
     def over(self) -> bool:

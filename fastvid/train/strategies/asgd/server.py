@@ -12,6 +12,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from fastvid.train.strategies.link import Found, Link, Listener, Message, token_
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class Server:
     """Serves weights until it is closed. Attributes may be read from any thread.
 
@@ -35,23 +37,20 @@ class Server:
     numbers of the clients that have joined and are connected.
     """
 
-    def __init__(
-        self,
-        weights: Weights,
-        leases: Leases,
-        *,
-        warm_up: int = 0,
-        token: str | None = None,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        timeout_s: float = 60.0,
-        state: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.weights, self.leases = weights, leases
+    weights: Weights
+    leases: Leases
+    _: KW_ONLY
+    warm_up: int = 0
+    token: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    timeout_s: float = 60.0
+    state: InitVar[Mapping[str, Any] | None] = None
+
+    def __post_init__(self, state: Mapping[str, Any] | None) -> None:
         self.staleness: Counter[int] = Counter()
         self.clients: set[int] = set()
         self.lost = 0
-        self._warm_up, self._timeout_s = warm_up, timeout_s
         self._first: int | None = None  # the client that initializes the weights
         self._changed = threading.Condition()
         self._closed = False
@@ -60,7 +59,8 @@ class Server:
             self.leases.load_state_dict(state["leases"])
             self.staleness.update({int(key): int(count) for key, count in state["staleness"].items()})
             self.lost = int(state["lost"])
-        self._listener = Listener(self._session, timeout_s, token=token or token_of_job(), host=host, port=port)
+        token = self.token or token_of_job()
+        self._listener = Listener(self._session, self.timeout_s, token=token, host=self.host, port=self.port)
         self.address = self._listener.address
         # Started only now, because sessions use the attributes above.
         self._listener.start()
@@ -74,7 +74,7 @@ class Server:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._listener.join(self._timeout_s if patience_s is None else patience_s)
+        self._listener.join(self.timeout_s if patience_s is None else patience_s)
 
     def state_dict(self) -> dict[str, Any]:
         """Return weights, leases and counts."""
@@ -149,7 +149,7 @@ class Server:
                     return None
                 self._first = link.number
                 return "first"
-            return None if self._first in self.clients and self.weights.version < self._warm_up else "later"
+            return None if self._first in self.clients and self.weights.version < self.warm_up else "later"
 
         fresh = self._wait(link, admitted) == "first"
         with self._changed:

@@ -144,7 +144,16 @@ class Asgd(Strategy):
         with contextlib.ExitStack() as ends:
             if self._serves:
                 samples, size = replica.schedule.total // epochs, self._lease_batches * loader.global_batch_size
-                server = self._serve(Leases(samples, epochs, size))
+                self.server = server = Server(
+                    Weights(self._vector.size, self._rule, self._vector.groups, dtype=self._vector.dtype),
+                    Leases(samples, epochs, size),
+                    warm_up=self._warm_up,
+                    host=self._host,
+                    port=self._port,
+                    timeout_s=self._timeout_s,
+                    state=self._state,
+                )
+                self._reported = server.counts()
                 ends.push(lambda kind, *_: server.close(_PATIENCE_S if kind else None))
             client = ParameterClient(self._address(), timeout_s=self._timeout_s)
             ends.push(lambda kind, *_: self._leave(client, early=kind is not None))
@@ -238,20 +247,6 @@ class Asgd(Strategy):
         self._vector.gradients(self._gradient)
         self._client.step(self._gradient, replica.lr, self._progress)
         self._vector.spread(self._client.weights, statistics=False)
-
-    def _serve(self, leases: Leases) -> Server:
-        vector = self._vector
-        self.server = server = Server(
-            Weights(vector.size, self._rule, vector.groups, dtype=vector.dtype),
-            leases,
-            warm_up=self._warm_up,
-            host=self._host,
-            port=self._port,
-            timeout_s=self._timeout_s,
-            state=self._state,
-        )
-        self._reported = server.counts()
-        return server
 
     def _address(self) -> Address:
         """Return the server's address, which rank 0 broadcasts if it is in this job."""

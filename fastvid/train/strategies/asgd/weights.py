@@ -31,11 +31,12 @@ OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
 class Snapshot:
     """A committed version of the weights.
 
-    `version`: counted from 0, the initial weights. `values`: [n], on the CPU; must not be modified.
+    `version`: counted from 0, the initial weights. `values`: [n], on the CPU; must not be modified. `readers`: number
+    of threads that read them now.
     """
 
     def __init__(self, version: int, values: Tensor) -> None:
-        self.version, self.values = version, values
+        self.version, self.values, self.readers = version, values, 0
 
     @cached_property
     def checksum(self) -> int:
@@ -63,7 +64,6 @@ class Weights:
         self._lock = threading.Lock()
         self.version = -1
         self._snapshot: Snapshot | None = None  # of the newest version, once it was read
-        self._readers: dict[Snapshot, int] = {}
         self._spare: list[Tensor] = []
 
     def _split(self, values: Tensor) -> tuple[Tensor, ...]:
@@ -111,20 +111,18 @@ class Weights:
         """Return the newest version of the weights, whose memory does not change during the block."""
         with self._lock:
             snapshot = self._snapshot = self._snapshot or Snapshot(self.version, self._values)
-            self._readers[snapshot] = self._readers.get(snapshot, 0) + 1
+            snapshot.readers += 1
         try:
             yield snapshot
         finally:
             with self._lock:
-                self._readers[snapshot] -= 1
-                if not self._readers[snapshot]:
-                    del self._readers[snapshot]
-                    if snapshot.values is not self._values:
-                        self._spare.append(snapshot.values)
+                snapshot.readers -= 1
+                if not snapshot.readers and snapshot.values is not self._values:
+                    self._spare.append(snapshot.values)
 
     def _leave_to_readers(self) -> None:
         """Move to another buffer if this one is being read."""
-        if self._snapshot not in self._readers:
+        if self._snapshot is None or not self._snapshot.readers:
             return
         values = self._spare.pop() if self._spare else torch.empty_like(self._values)
         self._values = values.copy_(self._values)

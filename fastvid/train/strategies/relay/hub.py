@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
 from fastvid.errors import WorkerError
@@ -39,6 +39,7 @@ class SweepRecord:
     dataset_bytes: int = 0  # bytes of partitions that the stages loaded
 
 
+@dataclass(eq=False)
 class Hub:
     """Coordinates the stages of a sweep.
 
@@ -48,28 +49,25 @@ class Hub:
     finished visit. `plan`: what stages need to know about the sweep. `port`: port to listen on; 0 for any free one.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        token_store: TokenStore,
-        *,
-        timeout_s: float,
-        adopt_s: float,
-        on_visit: Callable[[dict[str, Any]], None],
-        plan: Mapping[str, Any],
-        host: str,
-        port: int,
-    ) -> None:
-        self.scheduler, self.token_store, self._plan = scheduler, token_store, plan
-        self.timeout_s, self._on_visit = timeout_s, on_visit
+    scheduler: Scheduler
+    token_store: TokenStore
+    _: KW_ONLY
+    timeout_s: float
+    adopt_s: float
+    on_visit: Callable[[dict[str, Any]], None]
+    plan: Mapping[str, Any]
+    host: str
+    port: int
+
+    def __post_init__(self) -> None:
         self.record = SweepRecord()
-        self._ownership = Ownership(scheduler.num_partitions, start_s=timeout_s, adopt_s=adopt_s)
+        self._ownership = Ownership(self.scheduler.num_partitions, start_s=self.timeout_s, adopt_s=self.adopt_s)
         self._changed = threading.Condition()
         self._losses: dict[Unit, int] = {}
         self._began = time.monotonic()
         self._alone_since: float | None = self._began
         self._broken: BaseException | None = None
-        self._listener = Listener(self._session, timeout_s, token=token_of_job(), host=host, port=port)
+        self._listener = Listener(self._session, self.timeout_s, token=token_of_job(), host=self.host, port=self.port)
         self.address = self._listener.address
 
     def run(self) -> SweepRecord:
@@ -109,7 +107,7 @@ class Hub:
     def _session(self, link: Link) -> None:
         """Serve one stage, in its own thread."""
         try:
-            link.send("plan", self._plan)
+            link.send("plan", self.plan)
             with self._changed:
                 self._ownership.join(link.number)
                 self._changed.notify_all()
@@ -166,7 +164,7 @@ class Hub:
                 with self._changed:
                     row = {**dataclasses.asdict(unit), "stage": link.number, "start": start}
                     self.record.visits.append({**row, "end": time.monotonic() - self._began, **answer.values})
-                    self._on_visit(self.record.visits[-1])
+                    self.on_visit(self.record.visits[-1])
                 # Stored before the model's next unit can be assigned.
                 self.token_store.put(unit.model, token, len(self.scheduler.models[unit.model].visits) + 1)
         except WorkerError:
