@@ -23,18 +23,18 @@ BUDGET: Final[dict[str, int]] = {
     "decode": 2_449,
     "media": 2_259,
     "storage": 1_802,
-    "videos": 778,
-    "sharding": 10_899,
+    "videos": 775,
+    "sharding": 10_841,
     "load": 5_800,
-    "train": 6_619,
-    "models": 1_165,
-    "cli": 1_400,
+    "train": 6_567,
+    "models": 1_152,
+    "cli": 1_386,
     "report": 417,
     "runtime": 589,
     "demo": 366,
-    "tune": 542,
+    "tune": 535,
     "root": 172,
-    "bench": 8_500,
+    "bench": 8_501,
     "examples": 553,
     "pipelines": 585,
     "docker": 199,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 50_043
+TESTS: Final = 50_048
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

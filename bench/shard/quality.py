@@ -25,7 +25,6 @@ from bench.common.harness import Record, options, run_json
 from bench.decode.similarity import ssim, videos
 from fastvid.demo import motion
 from fastvid.runtime.processes import available_cores
-from fastvid.tune.study import mean
 from fastvid.videos.dataset import open as open_dataset
 
 SCHEMA: Final = "fastvid-bench-quality/1"
@@ -119,7 +118,9 @@ def encoding(arm: Arm, folder: Path, sources: Mapping[str, Path]) -> dict[str, A
     return {
         "profile": profile,
         "megabytes": round(sum(one.bytes for one in dataset.generation.shards) / 1e6, 2),
-        "ssim": None if arm.profile == "copy" else round(mean(list(ssim(folder, sources, most=_JUDGED).values())), 4),
+        "ssim": None
+        if arm.profile == "copy"
+        else round(statistics.fmean(ssim(folder, sources, most=_JUDGED).values()), 4),
     }
 
 

@@ -38,8 +38,16 @@ from fastvid.sharding.encode.parts import (
 from fastvid.sharding.encode.profiles import DecodeWindow, Settings, upright_geometry, written_seconds, written_timing
 from fastvid.sharding.encode.salvage import SALVAGEABLE, Salvaged, salvage
 from fastvid.sharding.encode.transcode import decode_fully, decode_seconds, encode_flow, flow_seconds, transcode, verify
-from fastvid.sharding.work.index import CopiedSource, stream_meta
-from fastvid.sharding.work.tasks import EncodedSample, Outcome, Report, SourceTask, open_task, refuse_blocked
+from fastvid.sharding.work.index import CopiedSource
+from fastvid.sharding.work.tasks import (
+    EncodedSample,
+    Outcome,
+    Report,
+    SourceTask,
+    open_task,
+    refuse_blocked,
+    stream_meta,
+)
 
 # Number of frames that frame-rate resampling may add or drop at the ends of a stream.
 _RESAMPLED_SLACK: Final = 2

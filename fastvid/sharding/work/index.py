@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from fractions import Fraction
 from functools import partial
 from itertools import pairwise
 from math import ceil
@@ -42,7 +41,15 @@ from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import as_type, sha256
 from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.sources.sources import Source
-from fastvid.sharding.work.tasks import EncodedSample, Outcome, Report, SourceTask, refuse_blocked, source_errors
+from fastvid.sharding.work.tasks import (
+    EncodedSample,
+    Outcome,
+    Report,
+    SourceTask,
+    refuse_blocked,
+    source_errors,
+    stream_meta,
+)
 from fastvid.storage.protocol import Version
 
 # How often the proof decodes the whole video, for the time limit: once as a player, once without the container, once by
@@ -181,12 +188,6 @@ class Copied:
         """The fields of the sample's JSON about the stream."""
         facts = stream_meta(self.found.info, self.found.info.fps, self.found.pix_fmt, conforms=self.conforms)
         return facts | {"differs": list(self.notes), "proved": _proved(self.found)}
-
-
-def stream_meta(info: StreamInfo, rate: Fraction, pix_fmt: str, *, conforms: bool) -> dict[str, Any]:
-    """Return the fields of a sample's JSON about a stream. `rate`: frames per second."""
-    facts = {name: getattr(info, name) for name in ("num_frames", "width", "height")}
-    return facts | {"fps": str(rate), "pix_fmt": pix_fmt, "conforms": conforms}
 
 
 class CopiedSource:

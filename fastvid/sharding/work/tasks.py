@@ -19,6 +19,7 @@ from itertools import groupby
 from typing import IO, Any, Final, TypeVar
 
 from fastvid.errors import FastvidError, FormatError, SourceError, StorageError
+from fastvid.format.packets import StreamInfo
 from fastvid.media.ffmpeg import Limits, no_space, temporary_file
 from fastvid.media.probe import OpenSource, open_source, unreadable
 from fastvid.media.reasons import Reason
@@ -303,3 +304,9 @@ class _Scratch(io.FileIO):
         except OSError as error:
             raise no_space(error) from error
         return done
+
+
+def stream_meta(info: StreamInfo, rate: Fraction, pix_fmt: str, *, conforms: bool) -> dict[str, Any]:
+    """Return the fields of a sample's JSON about a stream. `rate`: frames per second."""
+    facts = {name: getattr(info, name) for name in ("num_frames", "width", "height")}
+    return facts | {"fps": str(rate), "pix_fmt": pix_fmt, "conforms": conforms}
