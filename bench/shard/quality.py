@@ -115,12 +115,11 @@ def encoding(arm: Arm, folder: Path, sources: Mapping[str, Path]) -> dict[str, A
     """Describe an arm's dataset: profile, size and mean SSIM."""
     dataset = open_dataset(str(folder))
     profile = dict(dataset.generation.shards[0].profile)
+    judged = {} if arm.profile == "copy" else ssim(folder, sources, most=_JUDGED)
     return {
         "profile": profile,
         "megabytes": round(sum(one.bytes for one in dataset.generation.shards) / 1e6, 2),
-        "ssim": None
-        if arm.profile == "copy"
-        else round(statistics.fmean(ssim(folder, sources, most=_JUDGED).values()), 4),
+        "ssim": round(statistics.fmean(judged.values()), 4) if judged else None,
     }
 
 
