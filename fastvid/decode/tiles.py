@@ -22,8 +22,8 @@ from fastvid.format.headers import jpeg_segments
 from fastvid.format.schema import INPUT_PADDING
 from fastvid.runtime.arrays import IntArray, UInt8Array
 
-_BLOCK: Final = 16  # pixels: side of the blocks of 4:2:0 pictures
-# Pixels around the crop that are decoded too, because decoders to RGB interpolate chroma between neighbours.
+_BLOCK: Final = 16  # height and width in pixels of the blocks of 4:2:0 JPEG
+# Decode so many pixels around the crop as well: conversion to RGB interpolates chroma between neighbours.
 _MARGIN: Final = 2
 # Codes of markers: frame header, restart interval, restart 0 to 7, end of the picture (ITU-T T.81, table B.1).
 _FRAME, _INTERVAL, _RESTART, _END = 0xC0, 0xDD, 0xD0, 0xD9

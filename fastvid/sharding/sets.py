@@ -56,7 +56,7 @@ def group_names(table: pa.Table, by: str) -> list[str]:
     own = table["source_id" if by == "parent" else "key"].to_pylist()
     if by not in names:
         return [str(name) for name in own]
-    # Prepend "=" to values: a sample without a value is a group named by its key, and must not be mixed up with one.
+    # A sample without a value is a group of its own, named by its key. Prepend "=" to values, which then equal no key.
     mark = "" if by in ("parent", "key") else "="
     return [
         str(name) if value is None else f"{mark}{value}" for value, name in zip(table[by].to_pylist(), own, strict=True)

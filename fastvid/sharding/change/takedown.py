@@ -504,7 +504,7 @@ def _forget(storage: Storage, target: _Target, digests: Mapping[str, str], messa
 
 
 def _check_reason(reason: str, sources: Collection[str], keys: Collection[str]) -> None:
-    """Raise UsageError for a reason that contains a name of what is removed, because the reason is kept."""
+    """Raise UsageError if the reason names what is removed: the dataset keeps the reason for ever."""
     names = {*sources, *keys} | {PurePosixPath(ledger.whole_name(source)).stem for source in sources}
     told = next((name for name in sorted(names) if len(name) >= _NAME_LETTERS and name in reason), None)
     if told is not None:

@@ -117,7 +117,7 @@ class ShardWork(ABC):
         self.stems: Sequence[str] = [shard_stem(number) for number in range(len(shards))]
 
     def open_engine(self, how: How, blocked: tuple[str, ...]) -> Any:
-        """Create the engine that processes the sources; None if none has to. `blocked`: SHA-256 of blocked sources."""
+        """Create the engine that processes the sources; None without sources. `blocked`: SHA-256 of blocked sources."""
         self.settings = replace(self.settings, blocked=blocked)
         return how.open_engine(self.settings, self.workers)
 
@@ -574,7 +574,7 @@ class Job:
         self.staging.drop(part.stem)
 
     def _outcomes(self, shard: int) -> Iterator[Outcome]:
-        """Yield the outcomes of a complete shard, in the order of its slots."""
+        """Yield what became of each source of a complete shard, in the order of the shard."""
         stem = self.stems[shard]
         for slot, source in enumerate(self.shards[shard]):
             outcome = self.staging.get(stem, slot)

@@ -90,7 +90,7 @@ def _shard(folder: Path) -> tuple[str, Dataset]:
     source.write_bytes(_video())
     log = logging.getLogger("fastvid")
     level = log.level
-    log.setLevel(logging.CRITICAL)  # the result is reported by the step
+    log.setLevel(logging.CRITICAL)  # the step of the self-test reports what is wrong
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             run_job(source, out, profile=_PROFILE, workers=1)
