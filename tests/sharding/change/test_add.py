@@ -74,6 +74,17 @@ def test_new_sources_get_new_shards_and_old_ones_stay(place):
     assert run_job(str(place / "videos"), store.url, workers=1).packed == 4
 
 
+def test_an_addition_that_0_2_began_is_made_anew(place):
+    store = LocalStorage(place / "data")
+    store.write("ledger-parts/add/ledger-parts/job.json", b'{"seed": 0, "samples_per_shard": 1000}')
+    store.write("ledger-parts/add/data-000000.tar", b"a shard of 0.2, which it would have copied")
+    make(place / "videos/fly/c.mp4", frames=11)
+    assert add_sources(store.url, str(place / "videos"), workers=1).report.packed == 1
+    assert ids(store) == ["fly/c.mp4", "jump/a.mp4", "run/b.mp4"]
+    assert not store.list("ledger-parts/")
+    assert verify_dataset(store.url, workers=1).ok
+
+
 def test_removed_samples_are_not_added_again(place):
     store = LocalStorage(place / "data")
     remove_samples(store, ["jump/a"])
