@@ -19,19 +19,24 @@ def main():
     folder = Path(sys.argv[1])
     try:
         with join(60.0) as member:
-            config = toy.toy_config(folder / sys.argv[2], eval_every_epochs=2)
-            (folder / sys.argv[2]).mkdir(exist_ok=True)
-            made = toy.trainer(config, member)
-            made.callbacks = Observers("run.callbacks", {"seen": Seen()})
-            world = member.world
-            run = RunInfo(Path(config.run.out), to_json(config), world.rank, world.size, 0, made.replica.model)
-            made.callbacks.call("on_start", run)
-            with contextlib.closing(made.recorder):
-                made.fit()
-            made.callbacks.call("on_end", {"samples": made.replica.samples})
+            run(folder, member)
     except FastvidError as error:
         (folder / f"error-{member.world.rank}").write_text(str(error))
         raise
+
+
+def run(folder, member):
+    # A separate function, so that all references to the process group are gone before it is destroyed.
+    config = toy.toy_config(folder / sys.argv[2], eval_every_epochs=2)
+    (folder / sys.argv[2]).mkdir(exist_ok=True)
+    made = toy.trainer(config, member)
+    made.callbacks = Observers("run.callbacks", {"seen": Seen()})
+    world = member.world
+    info = RunInfo(Path(config.run.out), to_json(config), world.rank, world.size, 0, made.replica.model)
+    made.callbacks.call("on_start", info)
+    with contextlib.closing(made.recorder):
+        made.fit()
+    made.callbacks.call("on_end", {"samples": made.replica.samples})
 
 
 if __name__ == "__main__":
