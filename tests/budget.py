@@ -24,9 +24,9 @@ BUDGET: Final[dict[str, int]] = {
     "media": 2_259,
     "storage": 1_802,
     "videos": 775,
-    "sharding": 10_841,
+    "sharding": 10_843,
     "load": 5_800,
-    "train": 6_567,
+    "train": 6_568,
     "models": 1_152,
     "cli": 1_386,
     "report": 417,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 50_064
+TESTS: Final = 50_065
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

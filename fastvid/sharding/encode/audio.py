@@ -86,11 +86,13 @@ class SampleAudio:
 def extract_audio(
     settings: Settings, source: OpenSource, spans: Sequence[tuple[Fraction, Fraction]], patience: float = 1.0
 ) -> SampleAudio:
-    """Extract the audio of a source's samples; not for a job that drops it.
+    """Extract the audio of a source's samples.
 
     `spans`: start and end of each sample in seconds from the first frame of the video.
     """
     choice = settings.streams.audio
+    if choice == "drop":
+        return SampleAudio.none(len(spans))
     try:
         found = probe_audio(source)
         if found is None:

@@ -304,5 +304,6 @@ class Kavg(Strategy):
             raise StateError(
                 f"checkpoint was written with {len(outer)} fragments, which are gone", hint="use another run.out"
             )
-        if self._outer is not None and (velocity := outer[0]["velocity"]) is not None:
-            self._outer.velocity = velocity.to(self.member.device)
+        if self._outer is not None:
+            velocity = outer[0]["velocity"]
+            self._outer.velocity = None if velocity is None else velocity.to(self.member.device)

@@ -96,6 +96,7 @@ def test_late_audio_and_short_gaps_are_silence(films, tmp_path):
 
 def test_missing_and_damaged_audio_adds_a_warning(films, tmp_path):
     assert sound(films / "mute.mp4", "copy", (0, 4)) == SampleAudio.none(1, "no-audio")
+    assert sound(films / "aac.mp4", "drop", (0, 4)) == SampleAudio.none(1)
     data = bytearray((films / "aac.mp4").read_bytes())
     with av.open(str(films / "aac.mp4")) as container:
         places = [(packet.pos, packet.size) for packet in container.demux(audio=0) if packet.size > 40]
