@@ -18,11 +18,10 @@ from typing import Final
 import numpy as np
 
 from fastvid.decode.request import ClipRequest, EncodedClip
-from fastvid.decode.tiles import cut_tiles
 from fastvid.errors import ChecksumError, FastvidError, FormatError
 from fastvid.format.bitstream import packet_flags
 from fastvid.format.packets import PacketPlan, PacketTable, StreamInfo, packet_offsets
-from fastvid.format.schema import INPUT_PADDING, Codec, PacketFlag, StreamFlag
+from fastvid.format.schema import INPUT_PADDING, PacketFlag, StreamFlag
 from fastvid.runtime.arrays import BoolArray, IntArray, RecordArray
 
 Read = Callable[[Sequence[tuple[int, memoryview]]], None]
@@ -30,7 +29,6 @@ Read = Callable[[Sequence[tuple[int, memoryview]]], None]
 
 _KEY: Final = np.uint8(PacketFlag.KEY)
 _DROPPABLE: Final = np.uint32(PacketFlag.DROPPABLE)
-_CONFORMS: Final = int(StreamFlag.CONFORMS)
 _UNCHECKED: Final = int(StreamFlag.UNCHECKED)
 _LATE: Final = int(StreamFlag.LATE)
 _PADDING: Final = bytes(INPUT_PADDING)
@@ -127,8 +125,7 @@ def verified(
         packets = [data[start : start + size] for start, size in places.T.tolist()]
         needed = keys | np.isin(shows, plan.frames) | _referred_to(info, packets)
         places, shows, keys = places[:, needed], shows[needed], keys[needed]
-    clip = EncodedClip(request, info, data, places[0], places[1], shows, keys, key, shard)
-    return cut_tiles(clip) if info.codec is Codec.MJPEG and flags & _CONFORMS else clip
+    return EncodedClip(request, info, data, places[0], places[1], shows, keys, key, shard)
 
 
 def _referred_to(info: StreamInfo, packets: Sequence[memoryview]) -> BoolArray:

@@ -36,6 +36,7 @@ from fastvid.decode import engines
 from fastvid.decode.containers import WrappedClip, wrap
 from fastvid.decode.device_stream import DeviceStream
 from fastvid.decode.request import DecoderOutput, DeviceRgb, EncodedClip, Rgb, ThreadDecoder
+from fastvid.decode.tiles import reduced
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec, Range
@@ -90,7 +91,7 @@ class DaliCpuDecoder(ThreadDecoder):
         self._graphs.clear()
 
     def _wrap(self, clip: EncodedClip) -> WrappedClip:
-        return wrap(clip, f"DALI on a {self.device}", self.codecs)
+        return wrap(reduced(clip), f"DALI on a {self.device}", self.codecs)
 
     def _kind(self, sample: WrappedClip) -> tuple[bool, bool]:
         """Return whether a sample is resized, and whether its pictures are decoded one by one."""

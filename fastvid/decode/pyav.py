@@ -5,7 +5,8 @@ These rules make it exact and fast; for each rule about exactness, a test shows 
 - A codec context stays open between clips, is drained and flushed after each, and is discarded after any error, and
   after packets that changed its parameter sets: otherwise the next clip can be wrong without an error.
 - Neighbouring clips whose packets are all key packets, with the same extradata, are decoded in one pass as if they were
-  one clip. If anything is unusual, they are decoded again one by one, so that the error names the right clip.
+  one clip, and several pictures cut to tiles as one picture. If anything is unusual, they are decoded again one by one,
+  so that the error names the right clip.
 - `thread_count=1`: parallelism is across clips. `strict=1`: otherwise libavcodec guesses the reorder depth of streams
   that do not signal it, and drops pictures.
 - Extradata is set before a context opens, never after: libavcodec ignores a later change.
@@ -35,10 +36,10 @@ from __future__ import annotations
 import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import groupby, starmap
 from operator import add
-from typing import Any, Final
+from typing import Any, Final, Protocol, cast
 
 import av
 import numpy as np
@@ -49,7 +50,6 @@ from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 
 from fastvid.decode.engines import library
 from fastvid.decode.request import (
-    Box,
     ClipRequest,
     DecoderOutput,
     EncodedClip,
@@ -61,6 +61,7 @@ from fastvid.decode.request import (
     first_places,
     repeat_frames,
 )
+from fastvid.decode.tiles import cut_tiles
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.bitstream import changes_parameters
 from fastvid.format.packets import StreamInfo
@@ -86,6 +87,12 @@ _ContextKey = tuple[Codec, bytes, int, int]
 
 Write = Callable[[VideoFrame, int], None]
 """Copies or converts a frame to an index of the output; the frame is 8-bit 4:2:0, except for `Levels`."""
+
+
+class _Writer(Protocol):
+    """A `Write` that takes pictures out of a frame with several: `top` is the first row of the picture."""
+
+    def __call__(self, frame: VideoFrame, place: int, top: int = 0) -> None: ...
 
 
 class PyAvDecoder(ThreadDecoder):
@@ -154,9 +161,10 @@ class PyAvDecoder(ThreadDecoder):
                         return False
                     number, place = shown[count]
                     if number != current:
-                        current, write = number, self._writer(*group[number])
+                        clip, output = group[number]
+                        current, write = number, self._writer(clip.info, clip.request, output)
                     if frame.format.name not in _FORMATS_420:
-                        frame = self._converter.to_420(frame, group[number][0].info)
+                        frame = self._converter.to_420(frame, clip.info)
                     write(frame, place)
                     count += 1
             context.flush_buffers()
@@ -169,25 +177,45 @@ class PyAvDecoder(ThreadDecoder):
             _repeat(clip, places, output)
         return True
 
+    def _decode_cut(self, clip: EncodedClip, places: Mapping[int, int], output: DecoderOutput) -> bool:
+        """Decode a clip from its tiles; return False if it has none, or if any frame was not as expected."""
+        cut, shows = cut_tiles(clip), clip.shows.tolist()
+        if cut is None or shows != sorted(places):
+            return False
+        key, write = _key(clip.info), self._writer(clip.info, cut.request(clip.request), output)
+        context = self._contexts.pop(key, None)
+        try:
+            context = context or self._open(clip.info)
+            for jpeg, height, some in cut.jpegs(shows):
+                # This decoder returns the picture of each packet at once, so it need not be drained.
+                (frame,) = context.decode(av.Packet(cast(Any, jpeg)))
+                if frame.is_corrupt or (frame.width, frame.height) != (cut.part.width, height):
+                    return False
+                for number, show in enumerate(some):
+                    write(frame, places[show], number * cut.rows)
+        except (av.FFmpegError, ValueError, DecodeError):
+            return False
+        self._keep(key, context)
+        return True
+
     def _decode(self, clip: EncodedClip, output: DecoderOutput) -> DecodeError | None:
         try:
             as_coded, places = isinstance(output, Levels), first_places(clip.request.frames.tolist())
-            self._run(clip, places, self._writer(clip, output), as_coded=as_coded)
+            is_jpeg = clip.info.codec is Codec.MJPEG and not as_coded
+            if not is_jpeg or not self._decode_cut(clip, places, output):
+                self._run(clip, places, self._writer(clip.info, clip.request, output), as_coded=as_coded)
         except DecodeError as error:
             error.at(shard=clip.shard or None, key=clip.key or None)
             return error
         _repeat(clip, places, output)
         return None
 
-    def _writer(self, clip: EncodedClip, output: DecoderOutput) -> Write:
-        request = clip.request
+    def _writer(self, info: StreamInfo, request: ClipRequest, output: DecoderOutput) -> _Writer:
         if isinstance(output, Rgb):
-            self._converter.begin(clip.info, request, output)
+            self._converter.begin(info, request, output)
             return self._converter.write
-        if isinstance(output, Planes):
-            return _planes_writer(output, request.box)
-        assert isinstance(output, Levels)
-        return _levels_writer(output, request.box)
+        assert isinstance(output, Planes | Levels)
+        return partial(output.write, request.box)
 
     def _run(self, clip: EncodedClip, places: Mapping[int, int], write: Write, *, as_coded: bool = False) -> None:
         """Feed a clip's packets to libavcodec, and write the wanted frames.
@@ -251,13 +279,18 @@ class PyAvDecoder(ThreadDecoder):
         return decoded
 
     def _open(self, info: StreamInfo) -> VideoCodecContext:
-        return open_context(info.codec, info.extradata)
+        context = open_context(info.codec, info.extradata)
+        if info.codec is Codec.MJPEG and int(info.flags) & _CONFORMS:
+            # By default a damaged JPEG is decoded without an error; those of cameras may have harmless faults.
+            context.options = {**context.options, "err_detect": "explode"}
+        return context
 
 
 def _key(info: StreamInfo) -> _ContextKey:
-    # A JPEG states its own size, and pictures cut to tiles have other sizes in every clip.
-    size = (0, 0) if info.codec is Codec.MJPEG else (info.width, info.height)
-    return (info.codec, info.extradata, *size)
+    if info.codec is Codec.MJPEG:
+        # A JPEG states its own size, and pictures cut to tiles have other sizes in every clip.
+        return (info.codec, info.extradata, int(info.flags) & _CONFORMS, 0)
+    return (info.codec, info.extradata, info.width, info.height)
 
 
 def _key_of_keys(pair: tuple[EncodedClip, DecoderOutput]) -> _ContextKey | None:
@@ -321,37 +354,6 @@ def open_context(codec: Codec, extradata: bytes) -> VideoCodecContext:
     context.thread_count = 1
     context.options = {"strict": "1"}
     return context
-
-
-def _planes_writer(planes: Planes, box: Box) -> Write:
-    half = (box.height // 2, box.width // 2)
-    copies = (
-        (planes.y, box.y, box.x, (box.height, box.width)),
-        (planes.u, box.y // 2, box.x // 2, half),
-        (planes.v, box.y // 2, box.x // 2, half),
-    )
-
-    def write(frame: VideoFrame, place: int) -> None:
-        plane: Any  # supports the buffer protocol, which the stubs omit
-        for plane, (target, y, x, shape) in zip(frame.planes, copies, strict=True):
-            pitch = plane.line_size
-            target[place] = np.ndarray(shape, np.uint8, plane, y * pitch + x, (pitch, 1))
-
-    return write
-
-
-def _levels_writer(levels: Levels, box: Box) -> Write:
-    shape = (box.height, box.width)
-
-    def write(frame: VideoFrame, place: int) -> None:
-        luma = frame.format.components[0]
-        if luma.bits <= 8 or frame.format.is_rgb or frame.format.is_big_endian:
-            raise DecodeError(f"pictures of format {frame.format.name} have no luma of more than 8 bits")
-        plane: Any = frame.planes[0]
-        pitch = plane.line_size
-        levels.data[place] = np.ndarray(shape, np.uint16, plane, box.y * pitch + 2 * box.x, (pitch, 2))
-
-    return write
 
 
 def can_cut(info: StreamInfo) -> bool:
@@ -511,19 +513,23 @@ class RgbConverter:
         self._middle[0], self._middle[1], self._middle[2] = start, start + luma, start + luma + chroma
         self._middle_strides[0], self._middle_strides[1], self._middle_strides[2] = padded, padded // 2, padded // 2
 
-    def write(self, frame: VideoFrame, place: int) -> None:
-        """Convert an 8-bit 4:2:0 frame of the stream's size into ``out[:, place]``, index `place` of the output."""
+    def write(self, frame: VideoFrame, place: int, top: int = 0) -> None:
+        """Convert an 8-bit 4:2:0 frame of the stream's size into ``out[:, place]``, index `place` of the output.
+
+        `top`: first row of the picture in a frame that has several pictures below one another.
+        """
         box, source, strides, target = self._box, self._source, self._source_strides, self._target
         planes: Any = frame.planes
         y, u, v = planes
         luma, chroma = y.line_size, u.line_size
         if box.x + self._width <= luma and box.x // 2 + self._width // 2 <= chroma:
-            source[0] = y.buffer_ptr + box.y * luma + box.x
-            source[1] = u.buffer_ptr + box.y // 2 * chroma + box.x // 2
-            source[2] = v.buffer_ptr + box.y // 2 * chroma + box.x // 2
+            row = top + box.y
+            source[0] = y.buffer_ptr + row * luma + box.x
+            source[1] = u.buffer_ptr + row // 2 * chroma + box.x // 2
+            source[2] = v.buffer_ptr + row // 2 * chroma + box.x // 2
             strides[0], strides[1], strides[2] = luma, chroma, chroma
         else:
-            self._copy_out(planes)
+            self._copy_out(planes, top)
         start = self._base + place * self._step
         for number, plane in enumerate(_PLANE_OF_RGB):
             target[plane] = start + number * self._plane
@@ -569,7 +575,7 @@ class RgbConverter:
             threads=1,
         )
 
-    def _copy_out(self, planes: Any) -> None:
+    def _copy_out(self, planes: Any, top: int) -> None:
         """Copy the crop into wider rows, because the frame has too few bytes after the crop for the padded width."""
         box, width = self._box, self._width
         size = box.height * width
@@ -580,7 +586,7 @@ class RgbConverter:
             height, row, pitch = box.height // step, width // step, plane.line_size
             cut = (height, box.width // step)
             rows = self._stage[at : at + height * row].reshape(height, row)
-            start = box.y // step * pitch + box.x // step
+            start = (top + box.y) // step * pitch + box.x // step
             rows[:, : cut[1]] = np.ndarray(cut, np.uint8, plane, start, (pitch, 1))
             self._source[number] = self._stage.ctypes.data + at
             self._source_strides[number] = row

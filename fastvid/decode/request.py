@@ -181,6 +181,12 @@ class Planes(_Output):
         """All planes."""
         return self.y, self.u, self.v
 
+    def write(self, box: Box, frame: Any, place: int, top: int = 0) -> None:
+        """Copy the crop of a frame of PyAV to index `place`; `top`: first row of the picture in the frame."""
+        for plane, target, scale in zip(frame.planes, self.arrays, (1, 2, 2), strict=True):
+            start = (top + box.y) // scale * plane.line_size + box.x // scale
+            target[place] = np.ndarray(target.shape[1:], np.uint8, plane, start, (plane.line_size, 1))
+
     def cut(self, box: Box, index: Sequence[int], into: Planes) -> None:
         """Copy a crop of some frames to other planes; `index`: for each frame there its index here, [T]."""
         for source, target, scale in zip(self.arrays, into.arrays, (1, 2, 2), strict=True):
@@ -204,6 +210,15 @@ class Levels(_Output):
     def arrays(self) -> tuple[npt.NDArray[np.uint16], ...]:
         """The only plane."""
         return (self.data,)
+
+    def write(self, box: Box, frame: Any, place: int, top: int = 0) -> None:
+        """Copy the crop of a frame of PyAV to index `place`; `top`: first row of the picture in the frame."""
+        luma = frame.format.components[0]
+        if luma.bits <= 8 or frame.format.is_rgb or frame.format.is_big_endian:
+            raise DecodeError(f"pictures of format {frame.format.name} have no luma of more than 8 bits")
+        plane = frame.planes[0]
+        start = (top + box.y) * plane.line_size + 2 * box.x
+        self.data[place] = np.ndarray(self.data.shape[1:], np.uint16, plane, start, (plane.line_size, 2))
 
 
 def packed_size(request: ClipRequest) -> int:

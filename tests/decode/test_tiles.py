@@ -13,11 +13,12 @@ import pytest
 
 import fastvid
 from fastvid.cli.main import main
-from fastvid.decode import clips
+from fastvid.decode import pyav
 from fastvid.decode import tiles as cutting
 from fastvid.decode.clips import read_clip, reader_of
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Box, ClipRequest, Planes, Rgb
+from fastvid.decode.tiles import cut_tiles, reduced
 from fastvid.errors import DecodeError, MissingDependency
 from fastvid.format.mp4 import index_mp4
 from fastvid.format.packets import PacketTable, packet_records
@@ -68,6 +69,17 @@ def decoded(decoder, clip, kind=Planes):
     return pictures(outputs.decoded(decoder, clip, kind))
 
 
+class Counted:
+    """A codec context that records its calls of `decode`."""
+
+    def __init__(self, calls, context):
+        self.calls, self.context = calls, context
+
+    def decode(self, packet):
+        self.calls.append(packet)
+        return self.context.decode(packet)
+
+
 def requests(rng, info, count):
     """Draw requests with any crop: tiny, whole, at the edges; resized or not, mirrored or not."""
     sides = np.array([info.height, info.width]) // 2
@@ -85,10 +97,11 @@ def compare(sample, count, seed=0, decoder=PyAvDecoder):
     ours, theirs, cut = decoder(), decoder(), 0
     for number, request in enumerate(requests(np.random.default_rng(seed), sample.info, count)):
         clip, whole = sample.read(request), sample.read(request, cuts=False)
+        part = reduced(clip)
         kind = Planes if number % 4 == 0 and Planes in decoder.outputs else Rgb
         assert np.array_equal(decoded(ours, clip, kind), decoded(theirs, whole, kind)), request
-        cut += clip.info.width * clip.info.height < whole.info.width * whole.info.height
-        assert clip.sizes.sum() <= whole.sizes.sum()
+        cut += part.info.width * part.info.height < whole.info.width * whole.info.height
+        assert part.sizes.sum() <= whole.sizes.sum()
     return cut
 
 
@@ -134,7 +147,7 @@ def test_dali_crops_tiles_as_whole_pictures(samples):
 
 def test_a_cut_picture_is_a_jpeg_for_any_decoder(samples):
     sample, request = samples[336, 256], ClipRequest(0, np.array([2]), Box(64, 64, 60, 100), (60, 100))
-    clip, whole = sample.read(request), sample.read(request, cuts=False)
+    clip, whole = reduced(sample.read(request)), sample.read(request, cuts=False)
     pictures = [Image.open(io.BytesIO(bytes(one.data[: one.sizes[0]]))) for one in (clip, whole)]
     box = clip.request.box
     assert pictures[0].size == (clip.info.width, clip.info.height) == (144, 80)
@@ -146,15 +159,52 @@ def test_a_cut_picture_is_a_jpeg_for_any_decoder(samples):
 
 def test_a_crop_without_its_shift_differs(samples):
     sample, request = samples[336, 256], ClipRequest(0, np.array([0]), Box(64, 64, 60, 100), (60, 100))
-    clip, whole = sample.read(request), decoded(PyAvDecoder(), sample.read(request, cuts=False))
+    clip, whole = reduced(sample.read(request)), decoded(PyAvDecoder(), sample.read(request, cuts=False))
     assert np.array_equal(decoded(PyAvDecoder(), clip), whole)
     unshifted = replace(clip, request=replace(clip.request, box=Box(0, 0, 60, 100)))
     assert not np.array_equal(decoded(PyAvDecoder(), unshifted), whole)
 
 
+@pytest.mark.parametrize(("most", "jpegs"), [(1, 6), (2, 3), (4, 2), (6, 1), (9, 1)])
+def test_pictures_are_decoded_several_at_a_time(samples, monkeypatch, most, jpegs):
+    """At the lower edge too, where the height of a part is no multiple of a block."""
+    sample, decoder = samples[130, 98], PyAvDecoder()
+    request = ClipRequest(0, np.array([4, 0, 0, 5, 1, 2, 3]), Box(40, 20, 58, 70), (58, 70))
+    whole = decoded(decoder, sample.read(request, cuts=False))
+    monkeypatch.setattr(cutting, "_PIXELS", most * 80 * 96)
+    clip, calls = sample.read(request), []
+    assert len(cut_tiles(clip).sizes) == jpegs
+    opened = PyAvDecoder._open
+    monkeypatch.setattr(PyAvDecoder, "_open", lambda self, info: Counted(calls, opened(self, info)))
+    assert np.array_equal(decoded(PyAvDecoder(), clip), whole)
+    assert len(calls) == jpegs
+
+
+def test_a_cut_that_does_not_decode_as_expected_is_not_used(samples, monkeypatch):
+    sample = samples[336, 256]
+    request = ClipRequest(0, np.arange(3), Box(64, 64, 60, 100), (60, 100))
+    whole = decoded(PyAvDecoder(), sample.read(request, cuts=False))
+    cut = cut_tiles(sample.read(request))
+    for wrong in (cut._replace(rows=cut.rows + 16), cut._replace(sizes=[cut.sizes[0] // 2])):
+        monkeypatch.setattr(pyav, "cut_tiles", lambda clip, wrong=wrong: wrong)
+        assert np.array_equal(decoded(PyAvDecoder(), sample.read(request)), whole)
+
+
+def test_damage_between_markers_is_an_error_that_names_the_frame(samples):
+    def damage(packet):
+        packet[marker(packet, 36) + 2 : marker(packet, 37)] = b"\xfe" * 8  # a tile in both crops
+        return packet
+
+    wrong = samples[336, 256].changed(damage)
+    for box in (Box(64, 64, 60, 100), Box(0, 0, 256, 336)):
+        with pytest.raises(DecodeError, match="mjpeg decoder") as caught:
+            decoded(PyAvDecoder(), wrong.read(ClipRequest(0, np.array([3, 0, 1]), box, (60, 100))))
+        assert {"key": "k", "shard": "s"}.items() <= caught.value.where.items()
+
+
 def test_bytes_between_packets_are_not_taken_for_markers(samples):
     sample, request = samples[336, 256], ClipRequest(0, np.array([0, 2, 5]), Box(64, 64, 60, 100), (60, 100))
-    apart, together = sample.read(request), sample.read(request, gap=10**6)
+    apart, together = reduced(sample.read(request)), reduced(sample.read(request, gap=10**6))
     assert bytes(apart.data) == bytes(together.data)
 
 
@@ -199,13 +249,13 @@ LIES = {
 
 @pytest.mark.parametrize("lie", LIES)
 def test_markers_that_lie_are_an_error_that_names_the_sample(samples, lie):
-    wrong = samples[336, 256].changed(LIES[lie])
+    wrong, decoder, box = samples[336, 256].changed(LIES[lie]), PyAvDecoder(), Box(64, 64, 60, 100)
     for frames in ([0], [3, 0, 1]):
         with pytest.raises(DecodeError, match=r"does not have the 16 x \d tiles") as caught:
-            wrong.read(ClipRequest(0, np.array(frames), Box(64, 64, 60, 100), (60, 100)))
+            decoded(decoder, wrong.read(ClipRequest(0, np.array(frames), box, (60, 100))))
         assert {"key": "k", "shard": "s", "frame": 0}.items() <= caught.value.where.items()
     # Other pictures are not affected.
-    wrong.read(ClipRequest(0, np.array([3]), Box(64, 64, 60, 100), (60, 100)))
+    decoded(decoder, wrong.read(ClipRequest(0, np.array([3]), box, (60, 100))))
 
 
 def test_verify_notices_a_wrong_cut(samples, monkeypatch):
@@ -248,10 +298,10 @@ def test_a_loader_delivers_the_same_clips_from_tiles_as_from_whole_pictures(data
             return [batch.video.numpy().copy() for _ in range(3) for batch in loader]
 
     cut = []
-    monkeypatch.setattr(clips, "cut_tiles", lambda clip: cut.append(cutting.cut_tiles(clip)) or cut[-1])
+    monkeypatch.setattr(pyav, "cut_tiles", lambda clip: cut.append(cutting.cut_tiles(clip)) or cut[-1])
     ours = batches()
-    assert any(clip.info.width < 256 for clip in cut)
-    monkeypatch.setattr(clips, "cut_tiles", lambda clip: clip)
+    assert any(one.part.width < 256 for one in cut)
+    monkeypatch.setattr(pyav, "cut_tiles", lambda clip: None)
     for mine, whole in zip(ours, batches(), strict=True):
         assert np.array_equal(mine, whole)
 
