@@ -22,10 +22,10 @@ BUDGET: Final[dict[str, int]] = {
     "format": 3_495,
     "decode": 2_493,
     "media": 2_257,
-    "storage": 1_802,
+    "storage": 1_803,
     "videos": 775,
     "sharding": 10_843,
-    "load": 5_800,
+    "load": 5_812,
     "train": 6_568,
     "models": 1_152,
     "cli": 1_386,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 50_116
+TESTS: Final = 50_166
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -219,7 +219,7 @@ def _decoded(plan: Plan, decoders: Decoders, num_fetchers: int) -> Batch:
                 if isinstance(found, Exception):
                     canvas.fail(row.row, found)
                     raise found
-                canvas.packets[row.row] = found[0]
+                canvas.keep(row.row, *found)
     lane = decoders.lanes[0].take()
 
     def done(row: Row, error: Exception | None, _: Counters) -> None:

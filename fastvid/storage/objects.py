@@ -185,7 +185,8 @@ class ObjectStorage:
                 if name in self._memory:
                     self._memory.move_to_end(name)
                     return self._memory[name]
-            data = memoryview(self._kept_content(name) or self.read(name))
+            kept = self._kept_content(name)
+            data = memoryview(self.read(name) if kept is None else kept)
             with self._lock:
                 self._memory[name] = data
                 self._memory_bytes += len(data)

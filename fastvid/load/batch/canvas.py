@@ -391,6 +391,11 @@ class Canvas:
         """Planes from which several rows are made, by the first of these rows, until they are `cut`."""
         self._taken: dict[int, Sink] = {}  # sink of each canvas row that is written
 
+    def keep(self, row: int, clip: EncodedClip, cost: Counters) -> None:
+        """See `fastvid.load.workers.clip_worker.Target`."""
+        self.packets[row] = clip
+        self.costs.append(cost)
+
     def output(self, row: int, kinds: Set[type]) -> DecoderOutput | RgbRow:
         """Return where to write a clip: memory for a decoder that writes some of `kinds`."""
         if self.plan.reads[row] > row + 1:

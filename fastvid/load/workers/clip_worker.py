@@ -181,6 +181,10 @@ class Target(Protocol):
         """Return where to write a clip: memory for a decoder that supports the output types `kinds`."""
         ...
 
+    def keep(self, row: int, clip: EncodedClip, cost: Counters, /) -> None:
+        """Store packets that were read for a row which is made later, and what that cost."""
+        ...
+
 
 class Row(NamedTuple):
     """A clip to make: a row number of a batch."""
@@ -265,7 +269,7 @@ class ClipWorker:
         for first, scratch in zip(range(0, len(rows), at_once), self._scratches, strict=False):
             some = watch.rows = rows[first : first + at_once]
             if watch.is_over:
-                return
+                break
             given = [row.target.packets.pop(row.row, None) for row in some]
             read = iter(fetch_rows([row for row, clip in zip(some, given, strict=True) if clip is None], scratch))
             for row, clip in zip(some, given, strict=True):
@@ -279,12 +283,19 @@ class ClipWorker:
         for call in self._calls(clips):
             watch.rows = fetched[call]
             if watch.is_over:
+                self._keep(fetched[call.start :], clips[call.start :], costs[call.start :])
                 return
             self._decode(fetched[call], clips[call], costs[call], done)
 
     def close(self) -> None:
         """Close the decoder."""
         self._decoder.close()
+
+    def _keep(self, rows: Sequence[Row], clips: Sequence[EncodedClip], costs: Sequence[Counters]) -> None:
+        """Leave packets that are not decoded to their batches, with the memory that they were read into."""
+        self._scratches.clear()
+        for row, clip, cost in zip(rows, clips, costs, strict=True):
+            row.target.keep(row.row, clip, cost)
 
     def _calls(self, clips: Sequence[EncodedClip]) -> Iterator[slice]:
         """Yield the slice of clips to decode in each call of the decoder."""

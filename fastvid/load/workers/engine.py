@@ -84,20 +84,23 @@ class BatchPipeline:
         self._tasks = deque(sorted(self._tasks, key=lambda task: task.number))
         self._fetched = deque(sorted(self._fetched, key=lambda task: task.number))
         self._watches = [Watched() for _ in range(len(self._lanes) + self._ahead)]
-        runs: dict[str, Callable[[], None]] = {"plan": self._plan}
+        runs: dict[str, Callable[[], None]] = {}
         for number, (lanes, watch) in enumerate(zip(self._lanes, self._watches, strict=False)):
             runs[f"decode-{number}"] = partial(self._decode, lanes, watch)
         for number, watch in enumerate(self._watches[len(self._lanes) :]):
             runs[f"fetch-{number}"] = partial(self._fetch_ahead, watch)
         if self._finishes_ahead:
             runs["finish"] = self._finish_ahead
+        runs["plan"] = self._plan
         self._threads = [
             # Daemon threads, because the interpreter joins all others before it runs the exit handler that ends them.
             threading.Thread(target=self._guard, args=(run,), name=f"fastvid-{name}", daemon=True)
             for name, run in runs.items()
         ]
-        for thread in self._threads:
-            thread.start()
+        # Whoever has started waits for the lock, instead of slowing down the start of the others.
+        with self._lock:
+            for thread in self._threads:
+                thread.start()
         atexit.register(self.close)
 
     @property
@@ -296,8 +299,7 @@ class BatchPipeline:
                 if isinstance(found, Exception):
                     self._done({task.number: task}, task, found, Counters())
                     continue
-                task.target.packets[task.row], counters = found
-                cast(Canvas, task.target).costs.append(counters)
+                task.target.keep(task.row, *found)
                 with self._lock:
                     self._fetched.append(task)
                     self._arrived.notify()

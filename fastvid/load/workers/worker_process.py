@@ -154,6 +154,9 @@ class WorkerState:
         """See `fastvid.load.workers.clip_worker.Target`."""
         return self._orders[row].request
 
+    def keep(self, row: int, clip: EncodedClip, cost: Counters) -> None:
+        """Drop them: the batch is in the training process, which still has the packets that it sent."""
+
     def output(self, row: int, _kinds: Set[type]) -> DecoderOutput | RgbRow:
         """See `fastvid.load.workers.clip_worker.Target`."""
         order = self._orders[row]

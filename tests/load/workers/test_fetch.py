@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from fastvid.decode import clips
 from fastvid.decode.clips import coalesce
-from fastvid.decode.request import Box, ClipRequest
+from fastvid.decode.request import Box, ClipRequest, Rgb
 from fastvid.errors import ChecksumError, FormatError, StorageError, UsageError
-from fastvid.load.workers.clip_worker import fetch
-from tests.load.fakes import FakeDataset
+from fastvid.load.clips.plan import ClipPlace
+from fastvid.load.workers import clip_worker
+from fastvid.load.workers.clip_worker import ClipWorker, Row, Watched, fetch
+from tests.load.fakes import FakeDataset, GroupDecoder, RgbDecoder
 
 SPANS = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 40)), min_size=1, max_size=60)
 
@@ -69,6 +71,54 @@ def test_packets_within_the_gap_are_read_together():
     for clip in (together, apart):
         places = zip(clip.starts.tolist(), clip.shows.tolist(), strict=True)
         assert all(struct.unpack_from("<II", clip.data, start) == (29, frame) for start, frame in places)
+
+
+class Rows:
+    """A target of clips of a fake dataset, one per sample."""
+
+    def __init__(self, dataset):
+        self.dataset, self.packets, self.sounds, self.costs = dataset, {}, {}, []
+        self.made = np.zeros((len(dataset), 3, 2, 8, 8), dtype=np.uint8)
+
+    def place(self, row):
+        (shard,), (number,) = self.dataset.locate([row])
+        return ClipPlace(self.dataset.shard(shard), int(number), "rgb", self.dataset.key(row))
+
+    def request(self, row):
+        return request(row, [0, 0])
+
+    def output(self, row, kinds):
+        return Rgb(self.made[row])
+
+    def keep(self, row, clip, cost):
+        self.packets[row] = clip
+        self.costs.append(cost)
+
+
+@pytest.mark.parametrize("decoder", [RgbDecoder, GroupDecoder])
+def test_what_was_read_for_rows_left_undone_is_kept_and_not_read_again(decoder, monkeypatch):
+    monkeypatch.setattr(clip_worker, "_CACHED", 1)  # pixels: decode one clip in a call
+    worker, watch, first, other = ClipWorker(decoder()), Watched(), Rows(FakeDataset(9)), Rows(FakeDataset(9))
+    made, read = [], []
+
+    def done(row, error, cost):
+        assert error is None
+        made.append(row.row)
+        read.append(cost.packets)
+        watch.is_over = made == [0]
+
+    rows = [Row(first, number) for number in range(9)]
+    worker.make(rows, watch, done)
+    assert made == [0]
+    assert sorted(first.packets) == list(range(1, 9))
+    watch.is_over = False
+    worker.make([Row(other, number) for number in range(9)], watch, done)  # must not overwrite what was kept
+    monkeypatch.setattr(clip_worker, "fetch", None)
+    del read[:]
+    worker.make(rows[1:], watch, done)
+    assert np.array_equal(first.made, other.made)
+    assert sum(read) == 0
+    assert sum(cost.packets for cost in first.costs) == 8
 
 
 def test_every_flipped_bit_of_a_planned_packet_is_detected():
