@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from types import SimpleNamespace
 
@@ -148,13 +149,25 @@ def test_a_second_iteration_ends_the_first():
 
 
 def test_continuing_an_iteration_in_a_forked_child_is_an_error():
+    """Even if a thread held the pipeline's lock at the fork."""
     loader = make(FakeDataset(64))
     iterator = iter(loader)
     next(iterator)
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with loader._run._lock:
+            held.set()
+            done.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(60)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # newer versions of Python warn about forks with threads
         child = os.fork()
     if not child:
+        signal.alarm(30)
         code = 1
         try:
             next(iterator)
@@ -163,6 +176,8 @@ def test_continuing_an_iteration_in_a_forked_child_is_an_error():
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+    done.set()
+    holder.join()
     assert next(iterator).start == 8
     iterator.close()
 

@@ -106,8 +106,8 @@ class BatchPipeline:
     @property
     def ready(self) -> int:
         """Number of complete batches that wait for the consumer."""
-        with self._lock:
-            return len([work for work in self._batches if work is not None and not work.pending])
+        # Without the lock: in a forked child, a thread that does not exist there may hold it forever.
+        return sum(work is not None and not work.pending for work in tuple(self._batches))
 
     @property
     def queued(self) -> int:
