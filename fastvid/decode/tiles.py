@@ -92,32 +92,47 @@ def cut_tiles(clip: EncodedClip, *, pictures: int | None = None) -> Cut | None:
     top, left = part.y // _BLOCK, part.x // tiles.width
     places = slice(top, top + rows // _BLOCK), slice(left, left + -(-part.width // tiles.width))
     starts = _starts(clip, tiles)
-    count, grid = len(starts), (len(starts), tiles.rows, tiles.columns)
+    grid = (len(starts), tiles.rows, tiles.columns)
     begins, ends = (side.reshape(grid)[:, *places] for side in (starts[:, :-1], starts[:, 1:]))
+    headers = [
+        tiles.sized((min(pictures, len(starts) - first) - 1) * rows + part.height, part.width)
+        for first in range(0, len(starts), pictures)
+    ]
+    data, sizes = _joined(clip.data, begins, ends, headers, pictures)
+    return Cut(data, sizes, part, rows, pictures)
+
+
+def _joined(
+    source: memoryview, begins: IntArray, ends: IntArray, headers: Sequence[bytes], pictures: int
+) -> tuple[memoryview, list[int]]:
+    """Return JPEGs made of tiles, followed by padding, and their sizes in bytes.
+
+    `begins`, `ends`: first byte in `source` of each tile, and the byte after its marker, int64 [P, rows, columns].
+    `headers`: one for each JPEG, of equal length. `pictures`: how many to put into each.
+    """
     # The kept tiles of a row are one range of bytes, from the first tile to the marker after the last one.
     ranges = zip(begins[:, :, 0].tolist(), ends[:, :, -1].tolist(), strict=True)
     parts = list[bytes | memoryview]()
     for number, row in enumerate(ranges):
         if number % pictures == 0:
-            below = min(pictures, count - number) - 1
-            parts.append(tiles.sized(below * rows + part.height, part.width))
-        parts += [clip.data[begin:end] for begin, end in zip(*row, strict=True)]
+            parts.append(headers[number // pictures])
+        parts += [source[begin:end] for begin, end in zip(*row, strict=True)]
     data = bytearray().join([*parts, bytes(INPUT_PADDING)])
-    headers = len(tiles.header) * (np.arange(count) // pictures + 1)
-    stops = np.cumsum(ends - begins).reshape(count, -1) + headers[:, None]
-    sizes, before = list[int](), 0
-    for first in range(0, count, pictures):
+    before = len(headers[0]) * (np.arange(len(begins)) // pictures + 1)
+    stops = np.cumsum(ends - begins).reshape(len(begins), -1) + before[:, None]
+    sizes, end = list[int](), 0
+    for first in range(0, len(stops), pictures):
         some = stops[first : first + pictures].ravel()
         np.frombuffer(data, np.uint8)[some - 1] = _codes(len(some))
-        sizes.append(int(some[-1]) - before)
-        before += sizes[-1]
-    return Cut(memoryview(data), sizes, part, rows, pictures)
+        sizes.append(int(some[-1]) - end)
+        end += sizes[-1]
+    return memoryview(data), sizes
 
 
 def reduced(clip: EncodedClip) -> EncodedClip:
     """Return a clip reduced to the tiles that its crop shows, its crop moved accordingly; without tiles unchanged."""
     cut = cut_tiles(clip, pictures=1) if clip.info.codec is Codec.MJPEG else None
-    if cut is None:
+    if cut is None or (cut.part.height, cut.part.width) == (clip.info.height, clip.info.width):
         return clip
     return replace(
         clip,

@@ -143,6 +143,9 @@ def test_dali_crops_tiles_as_whole_pictures(samples):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cutting, "_MARGIN", 0)
         assert not np.array_equal(decoded(decoder, sample.read(request), Rgb), whole)
+    with pytest.raises(DecodeError, match=r"does not have the 16 x \d tiles") as caught:
+        decoded(decoder, sample.changed(renumbered).read(replace(request, frames=np.array([3, 0]))), Rgb)
+    assert {"key": "k", "shard": "s", "frame": 0}.items() <= caught.value.where.items()
 
 
 def test_a_cut_picture_is_a_jpeg_for_any_decoder(samples):
@@ -190,7 +193,7 @@ def test_a_cut_that_does_not_decode_as_expected_is_not_used(samples, monkeypatch
         assert np.array_equal(decoded(PyAvDecoder(), sample.read(request)), whole)
 
 
-def test_damage_between_markers_is_an_error_that_names_the_frame(samples):
+def test_damage_between_markers_is_an_error_that_names_the_sample(samples):
     def damage(packet):
         packet[marker(packet, 36) + 2 : marker(packet, 37)] = b"\xfe" * 8  # a tile in both crops
         return packet
