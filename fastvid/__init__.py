@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from fastvid.videos.video import FrameBatch as FrameBatch
     from fastvid.videos.video import Video as Video
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = listed_names(__spec__)
 __all__ = ["__version__", "shard"]  # type checkers see the others by their `as`
