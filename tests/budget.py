@@ -25,7 +25,7 @@ BUDGET: Final[dict[str, int]] = {
     "storage": 1_803,
     "videos": 775,
     "sharding": 10_843,
-    "load": 5_811,
+    "load": 5_814,
     "train": 6_568,
     "models": 1_152,
     "cli": 1_386,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 50_184
+TESTS: Final = 50_197
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -86,8 +86,8 @@ class EncodedClip:
     Attributes:
         request: The frames and the crop.
         info: Facts about the stream.
-        data: The planned packets' bytes, followed by at least 64 zero bytes. Must not change until the decoder's
-            `decode` returns.
+        data: The planned packets' bytes, and those between them, followed by at least 64 more. Must not change until
+            the decoder's `decode` returns.
         starts: First byte of each packet in `data`, int64 [P], in decode order.
         sizes: Size of each packet in bytes, int64 [P].
         shows: Index of the frame that each packet shows, -1 for none, int64 [P].

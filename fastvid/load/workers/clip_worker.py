@@ -125,20 +125,24 @@ def fetch_together(rows: Sequence[Row], scratch: PacketBuffer | None = None) -> 
     readers = list(files.values())
     for number, some in itertools.groupby(ranges, key=lambda one: one[0] // _FILE):
         readers[number].read_file([(at % _FILE, view) for at, view in some])
-    whole, stop = np.array([starts, sizes], dtype=np.int64), 0
-    found = list[tuple[EncodedClip, Counters]]()
+    stop, found = 0, list[tuple[EncodedClip, Counters]]()
     for row, place, request, reader, plan, records in parts:
         at, stop = stop, stop + len(records)
         info = place.info or place.shard.info(place.row, place.stream)
-        clip = verified(request, info, plan, records, data, whole[:, at:stop], place.key, place.shard.stem)
+        # Only the bytes between its own packets: what searches or sends a clip must not do so with those of the others.
+        own, lengths = starts[at:stop], sizes[at:stop]
+        first, end = min(own), max(map(add, own, lengths))
+        part = data[first : end + INPUT_PADDING]
+        places = np.array([[start - first for start in own], lengths], dtype=np.int64)
+        clip = verified(request, info, plan, records, part, places, place.key, place.shard.stem)
         cost = Counters(bytes_whole=reader.size, packets=len(clip.starts), packets_from_keys=plan.packets_from_keys)
         if row.row in row.target.sounds:
             fetch_sounds(row, place, cost)
         found.append((clip, cost))
     # What all clips read together is counted with the first.
-    first = found[0][1]
-    first.bytes_read, first.requests = first.bytes_read + len(data) - INPUT_PADDING, first.requests + len(runs)
-    first.fetch_seconds = time.perf_counter() - begun
+    cost = found[0][1]
+    cost.bytes_read, cost.requests = cost.bytes_read + len(data) - INPUT_PADDING, cost.requests + len(runs)
+    cost.fetch_seconds = time.perf_counter() - begun
     return found
 
 

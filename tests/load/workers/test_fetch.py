@@ -1,5 +1,6 @@
 """Reading a clip's packets: the right bytes, few reads, and all damage detected."""
 
+import pickle
 import struct
 
 import numpy as np
@@ -13,7 +14,7 @@ from fastvid.decode.request import Box, ClipRequest, Rgb
 from fastvid.errors import ChecksumError, FormatError, StorageError, UsageError
 from fastvid.load.clips.plan import ClipPlace
 from fastvid.load.workers import clip_worker
-from fastvid.load.workers.clip_worker import ClipWorker, Row, Watched, fetch
+from fastvid.load.workers.clip_worker import ClipWorker, Row, Watched, fetch, fetch_together
 from tests.load.fakes import FakeDataset, GroupDecoder, RgbDecoder
 
 SPANS = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 40)), min_size=1, max_size=60)
@@ -93,6 +94,18 @@ class Rows:
     def keep(self, row, clip, cost):
         self.packets[row] = clip
         self.costs.append(cost)
+
+
+def test_clips_read_together_have_their_own_bytes_alone():
+    """Otherwise, searching or sending one clip would cost as much as all of them."""
+    rows = Rows(FakeDataset(9))
+    found = fetch_together([Row(rows, number) for number in range(9)])
+    assert sum(cost.requests for _, cost in found) < 9
+    for number, (clip, _) in enumerate(found):
+        start, size = int(clip.starts[0]), int(clip.sizes[0])
+        assert (start, len(clip.data)) == (0, size + 64)
+        assert struct.unpack_from("<II", clip.data) == (number, 0)
+    assert len(pickle.dumps(found[0][0])) < 2000
 
 
 @pytest.mark.parametrize("decoder", [RgbDecoder, GroupDecoder])
