@@ -1,6 +1,7 @@
 """The hub of a sweep: stores the newest state (token) of every model, assigns units to stages, handles dead stages.
 
-A stage is a process that trains, a unit one visit of a model to a partition of the dataset.
+A stage is a process that trains, a unit one visit of a model to a partition of the dataset. A token has the bytes of a
+`fastvid.train.records.checkpoint`; the newest of every model is in memory and, to resume a sweep, in the run's folder.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
-from fastvid.errors import WorkerError
+from fastvid.errors import StateError, WorkerError
+from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.strategies.link import Link, Listener, token_of_job
 from fastvid.train.strategies.relay.scheduler import Ownership, Scheduler, Unit
-from fastvid.train.strategies.relay.state import TokenStore
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +27,37 @@ _PATIENCE_S: Final = 2.0  # wait for each stage's thread after a failed sweep: t
 _ATTEMPTS: Final = 3
 """Number of stages that may die while they train the same unit before its model is given up. The cause may be the
 model, for example if it does not fit into memory."""
+
+
+class TokenStore:
+    """Tokens by model. Files are replaced atomically, so tokens stay intact if the hub is killed."""
+
+    def __init__(self, num_models: int, folder: str) -> None:
+        if former := sorted(Path(folder).glob("model-*.token")):
+            raise StateError(
+                "the tokens of this sweep were written by an earlier version",
+                file=former[0],
+                hint="finish the sweep with that version, or use another run.out",
+            )
+        self._files = [Checkpoints(f"{folder}/model-{model:04d}", keep=1) for model in range(num_models)]
+        for files in self._files:
+            files.sweep()
+        newest = [files.newest() for files in self._files]
+        self._tokens = [None if found is None else found.data for found in newest]
+
+    def get(self, model: int) -> bytes | None:
+        """Return the token of a model; None if it was never trained."""
+        return self._tokens[model]
+
+    def put(self, model: int, token: bytes, visits: int) -> None:
+        """Replace the token of a model; `visits`: number of visits that the model has made."""
+        self._files[model].write(token, visits)
+        self._tokens[model] = token
+
+    def history(self) -> tuple[list[list[int]], list[list[float]]]:
+        """Return the visited partitions and the scores of every model, for `Scheduler.restore`."""
+        states = [{"visits": [], "scores": []} if token is None else decode(token, "token") for token in self._tokens]
+        return [list(state["visits"]) for state in states], [list(state["scores"]) for state in states]
 
 
 @dataclass

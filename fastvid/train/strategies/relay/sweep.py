@@ -14,7 +14,7 @@ tokens, the stored states of the models. To add and remove stages during a sweep
 A sweep's folder, which is the models' ``run.out``:
     sweep.json      number of partitions, generation, and every model's configuration
     metrics.jsonl   one row per visit and per evaluation, in the order of their ends
-    tokens/         the newest token of every model, see `fastvid.train.strategies.relay.state`
+    tokens/         the newest token of every model, see `TokenStore`
     weights/        the weights of every model trained to the end, for ``model.weights``
     results.json    see `results`
 
@@ -49,10 +49,9 @@ from fastvid.train.ranks import Member, as_worker_error, device_of, meet
 from fastvid.train.records.checkpoint import decode
 from fastvid.train.records.records import METRICS_FILE, Recorder, shown_number
 from fastvid.train.strategies.link import Address, host_of_job, server_elsewhere
-from fastvid.train.strategies.relay.hub import Hub, SweepRecord
+from fastvid.train.strategies.relay.hub import Hub, SweepRecord, TokenStore
 from fastvid.train.strategies.relay.scheduler import ModelProgress, Order, Scheduler
 from fastvid.train.strategies.relay.stage import Clips, serve
-from fastvid.train.strategies.relay.state import TokenStore
 
 RESULTS_FILE: Final = "results.json"
 

@@ -15,9 +15,9 @@ from fastvid.train.loop.loop import Stepper
 from fastvid.train.records import records as metrics
 from fastvid.train.records.checkpoint import decode
 from fastvid.train.strategies.ddp import Ddp
+from fastvid.train.strategies.relay.hub import TokenStore
 from fastvid.train.strategies.relay.scheduler import Unit
 from fastvid.train.strategies.relay.stage import Clips, check_shared
-from fastvid.train.strategies.relay.state import TokenStore
 from fastvid.train.strategies.relay.sweep import Relay, prepare
 from tests import forks
 from tests.train import small, toy
