@@ -22,11 +22,11 @@ BUDGET: Final[dict[str, int]] = {
     "format": 3_495,
     "decode": 2_501,
     "media": 2_257,
-    "storage": 1_803,
+    "storage": 1_862,
     "videos": 775,
     "sharding": 10_843,
     "load": 5_814,
-    "train": 6_568,
+    "train": 6_564,
     "models": 1_152,
     "cli": 1_386,
     "report": 417,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 50_197
+TESTS: Final = 50_299
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -3,6 +3,9 @@
 A server may redirect a request to any address, such as one inside this machine's own network. So a redirect is followed
 only to the same host, or with ``redirects="any"`` to other hosts, but never from a public address to one that is not
 public. obstore follows all redirects.
+
+Connections are those of `http.client`, but heads of responses are read here: its parser, that of e-mail, takes much of
+the time of a small range, and makes other threads wait for Python's lock.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import cache
+from functools import cache, lru_cache
+from io import BufferedReader
 from typing import Any, Final, cast
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -42,6 +46,16 @@ _ERRORS: Final[Mapping[int, type[Exception]]] = {
     404: FileNotFoundError, 410: FileNotFoundError,
 }  # fmt: skip
 _SAFE: Final = "/:@!$&'()*+,;=~[]"
+_NO_PLACE: Final = re.compile(r"[^!-~]")  # what the URL in a request cannot contain
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # what no line of a head may contain; tabs may be in it
+_STATUS: Final = re.compile(rb"HTTP/(1\.[01]) (\d{3})(?: ([^\r\n]*))?\r?\n")
+_DIGITS: Final = re.compile(r"[0-9]{1,18}")
+_PART: Final = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
+_ENDED: Final = "the server closed the connection without a response"
+# As in `http.client`: most fields of a head, and most bytes of a line.
+_MOST_FIELDS: Final = 100
+_LONGEST_LINE: Final = 65536
+_MOST_HEADS: Final = 10  # of one response, interim ones included
 _PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -120,13 +134,9 @@ class WebClient(StoreClient):
                 known = {"Accept-Encoding": "identity", "Host": url.netloc, **(headers or {})}
                 if url.scheme == "http" and (proxy := self._proxy(url)):
                     place, known = url._replace(fragment="").geturl(), known | _credentials(proxy)
-                connection.request(method, place, headers=known)
-                response = connection.getresponse()
-                if response.status not in _MOVED or not (location := response.headers.get("Location")):
-                    answer = _Answer.of(response, deadline)
-                    if method == "HEAD":
-                        response.read()  # returns no bytes, but marks the connection as reusable
-                    yield answer
+                response = _ask(connection, method, place, known)
+                if response.status not in _MOVED or not (location := response.headers.get("location")):
+                    yield _Answer.of(response, deadline)
                     return
                 url = self._followed(first, url, urlsplit(urljoin(url.geturl(), location)))
             except (FileNotFoundError, FastvidError):
@@ -134,7 +144,9 @@ class WebClient(StoreClient):
             except (http.client.HTTPException, OSError) as error:
                 raise _failed(error) from error
             finally:
-                if response is not None and response.isclosed() and not response.will_close:
+                if response is not None:
+                    response.file.close()
+                if response is not None and response.stays and response.left == 0:
                     with self._lock:
                         self._idle.setdefault(key, []).append(connection)
                 else:
@@ -231,6 +243,70 @@ def _failed(error: Exception) -> exceptions.GenericError:
     return exceptions.GenericError(f"HTTP: {'the request timed out' if isinstance(error, TimeoutError) else told}")
 
 
+@dataclass(slots=True, eq=False)
+class _Response:
+    """The head of a response, and its body, which is read from `file`."""
+
+    status: int
+    reason: str
+    headers: Mapping[str, str]  # by names in lower case; of equal names the first
+    file: BufferedReader
+    length: int  # of the body in bytes, for HEAD of that of GET; -1 if unknown
+    left: int  # bytes of the body that were not read yet; -1 if unknown
+    stays: bool  # whether the server keeps the connection open
+
+
+def _ask(connection: http.client.HTTPConnection, method: str, place: str, headers: Mapping[str, str]) -> _Response:
+    """Send a request and read the head of its response. Raises errors of `http.client` and OSError."""
+    lines = [f"{method} {place} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    if _NO_PLACE.search(place) or any(map(_CONTROL.search, lines)):
+        raise http.client.InvalidURL(f"a request cannot contain {place!r}")
+    connection.sock.sendall("\r\n".join(lines).encode("latin-1"))
+    file = connection.sock.makefile("rb")
+    try:
+        for _ in range(_MOST_HEADS):
+            found = _STATUS.fullmatch(line := _line(file))
+            if found is None:
+                raise http.client.BadStatusLine(repr(line)) if line else http.client.RemoteDisconnected(_ENDED)
+            fields = _fields(file)
+            if found[2] >= b"200":  # otherwise this is no final response, and another follows
+                break
+        else:
+            raise http.client.HTTPException(f"the server sent {_MOST_HEADS} heads before its response")
+    except BaseException:
+        file.close()
+        raise
+    told = fields.get("connection", "").lower()
+    stays = "close" not in told if found[1] == b"1.1" else "keep-alive" in told
+    length = fields.get("content-length", "")
+    size = int(length) if _DIGITS.fullmatch(length) and "transfer-encoding" not in fields else -1
+    reason = (found[3] or b"").decode("latin-1")
+    return _Response(int(found[2]), reason, fields, file, size, 0 if method == "HEAD" else size, stays)
+
+
+def _fields(file: BufferedReader) -> dict[str, str]:
+    """Read the fields of a head, up to the empty line after them."""
+    fields = dict[str, str]()
+    for _ in range(_MOST_FIELDS):
+        line = _line(file)
+        if not line.strip():
+            return fields
+        name, colon, value = line.decode("latin-1").partition(":")
+        if name[:1].isspace():
+            continue  # more of the field before, which is none that is used
+        if not colon or name != name.strip() or _CONTROL.search(value.strip()):
+            raise http.client.HTTPException(f"the response has the wrong field {name!r}")
+        fields.setdefault(name.lower(), value.strip())
+    raise http.client.HTTPException(f"the response has more than {_MOST_FIELDS} fields")
+
+
+def _line(file: BufferedReader) -> bytes:
+    line = file.readline(_LONGEST_LINE + 1)
+    if len(line) > _LONGEST_LINE:
+        raise http.client.LineTooLong("head of a response")
+    return line
+
+
 @dataclass(frozen=True, slots=True)
 class _Answer:
     """A server's response."""
@@ -241,38 +317,39 @@ class _Answer:
     body: Iterator[bytes]
 
     @classmethod
-    def of(cls, response: http.client.HTTPResponse, deadline: float) -> _Answer:
-        """Read the headers of a response. Raises errors of obstore's types, which `StoreClient` understands."""
+    def of(cls, response: _Response, deadline: float) -> _Answer:
+        """Understand the head of a response. Raises errors of obstore's types, which `StoreClient` understands."""
         status, headers = response.status, response.headers
         if status >= 300 and status != RANGE_NOT_SATISFIABLE:
             raise _ERRORS.get(status, exceptions.GenericError)(f"non-2xx status code: {status} {response.reason}")
-        if headers.get("Content-Encoding", "identity") != "identity":
+        if headers.get("content-encoding", "identity") != "identity":
             raise exceptions.NotSupportedError("the server compresses the file")
-        length = re.fullmatch(r"\d+", headers.get("Content-Length", ""))
-        part = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", headers.get("Content-Range", ""))
-        size = int(length[0]) if length else 0
-        if status != RANGE_NOT_SATISFIABLE and (not length or (status == http.client.PARTIAL_CONTENT and not part)):
+        size = response.length
+        part = _PART.fullmatch(headers.get("content-range", ""))
+        if status != RANGE_NOT_SATISFIABLE and (size < 0 or (status == http.client.PARTIAL_CONTENT and not part)):
             raise exceptions.GenericError("HTTP: the server does not say how much it sends")
         first, stop, whole = (int(part[1]), int(part[2]) + 1, int(part[3])) if part else (0, size, size)
-        modified = _EPOCH
-        with suppress(ValueError, OverflowError):
-            modified = parsedate_to_datetime(headers.get("Last-Modified", ""))
-        return cls(
-            status, Version(headers.get("ETag"), modified, whole), (first, stop), _pieces(response, size, deadline)
-        )
+        version = Version(headers.get("etag"), _moment(headers.get("last-modified", "")), whole)
+        return cls(status, version, (first, stop), _pieces(response, deadline))
 
 
-def _pieces(response: http.client.HTTPResponse, size: int, deadline: float) -> Iterator[bytes]:
-    """Yield the `size` bytes of a response's body; raise TimeoutError after `deadline`, in seconds of the clock."""
-    while size:
-        piece = response.read1(min(size, _PIECE_BYTES))
+@lru_cache(maxsize=256)
+def _moment(text: str) -> datetime:
+    with suppress(ValueError, OverflowError):
+        return parsedate_to_datetime(text)
+    return _EPOCH
+
+
+def _pieces(response: _Response, deadline: float) -> Iterator[bytes]:
+    """Yield the bytes of a response's body; raise TimeoutError after `deadline`, in seconds of the clock."""
+    while response.left:
+        piece = response.file.read1(min(response.left, _PIECE_BYTES))
         if not piece:
             raise exceptions.GenericError("HTTP: the response ended early")
-        size -= len(piece)
+        response.left -= len(piece)
         yield piece
         if time.monotonic() > deadline:
             raise TimeoutError
-    response.read(0)
 
 
 def open_client(url: str, options: RemoteOptions, query: str = "") -> StoreClient:
