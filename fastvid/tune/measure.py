@@ -64,7 +64,9 @@ class Corpus:
     repeats: int = 2  # how often each video is decoded, with other frames and crops
     seed: int = 0  # seed of frames and crops
     crop: int = CROP  # side of the crop in pixels, for videos whose short side is `of`
-    of: int | None = None  # short side in pixels that `crop` refers to; None: every video has a crop of `crop` pixels
+    # Short side in pixels that `crop` refers to; None: the crops of all videos have `crop` pixels, or as many as the
+    # smallest video.
+    of: int | None = None
     keys: tuple[str, ...] | None = None  # keys of the samples to use; None for all
     # Number of clips of a video, with the same crop, in one request: it decodes the frames of all of them.
     together: int = 1
@@ -85,13 +87,13 @@ class Corpus:
         rng = np.random.default_rng(self.seed)
         count = len(self.dataset)
         samples = np.arange(count) if self.keys is None else np.asarray([self.dataset.find(key) for key in self.keys])
+        short = [min(video.height, video.width) & ~1 for video in map(self.dataset.__getitem__, samples.tolist())]
         requests = []
         for sample in np.tile(samples, self.repeats).tolist():
             video = self.dataset[sample]
             sides = (video.height & ~1, video.width & ~1)
-            side = self.crop if self.of is None else min(2 * round(self.crop * min(sides) / self.of / 2), *sides)
-            if min(sides) < side:
-                raise UsageError(f"{video} is smaller than the {side}-pixel crop")
+            side = self.crop if self.of is None else 2 * round(self.crop * min(sides) / self.of / 2)
+            side = min(side, *(short if self.of is None else sides))
             y, x = (int(rng.integers(0, (length - side) // 2 + 1)) * 2 for length in sides)
             clips = [sample_frames(video.num_frames, self.sampling, rng) for _ in range(self.together)]
             frames = clips[0] if self.together == 1 else np.concatenate(clips)

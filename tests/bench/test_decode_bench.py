@@ -104,6 +104,15 @@ def test_chosen_videos_give_the_same_clips_in_every_encoding(corpus, videos, tmp
     assert one == other
 
 
+def test_crops_fit_into_the_smallest_video(corpus, videos, tmp_path):
+    sizes = {"large": (256, 320), "small": (90, 82)}
+    pack(tmp_path, [[(key, videos.textured("compact", size=size).data, 0) for key, size in sizes.items()]])
+    small = Corpus(str(tmp_path), "tsn8")
+    assert {request.size for request in small.requests} == {(82, 82)}
+    assert contest.check(fastvid(small, 1), small) is None
+    assert {request.size for request in corpus.requests} == {(224, 224)}
+
+
 def test_the_command_records_all_contenders(corpus, tmp_path, capsys):
     rivals = ["pyav", "pyav kept open"]
     result = tmp_path / "decode.json"
