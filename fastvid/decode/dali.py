@@ -79,7 +79,7 @@ class DaliCpuDecoder(ThreadDecoder):
             try:
                 wrapped[number] = self._wrap(clip)
             except FastvidError as error:
-                results[number] = error.at(shard=clip.shard or None, key=clip.key or None)
+                results[number] = clip.error(error.message, hint=error.hint).at(**error.where)
         with nullcontext() if self._stream is None else self._stream.writing(outputs):
             for kind in ((resized, pictures) for resized in (False, True) for pictures in (False, True)):
                 group = [number for number, sample in wrapped.items() if self._kind(sample) == kind]

@@ -106,7 +106,7 @@ class NvdecDecoder(ThreadDecoder):
                 session = _Session(clip.info, self._stream, self._latency)
                 session.decode(clip, target)
         except FastvidError as error:
-            return error.at(shard=clip.shard or None, key=clip.key or None)
+            return clip.error(error.message, hint=error.hint).at(**error.where)
         sessions[codec] = session
         return None
 
