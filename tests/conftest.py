@@ -2,6 +2,7 @@
 
 import gc
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -12,12 +13,14 @@ from hypothesis import settings
 
 from fastvid.runtime.processes import available_cores
 from fastvid.storage import urls
+from tests import forks
 from tests.makers import Videos
 from tests.server_fixtures import obstore, s3, web
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
 
 __all__ = [
-    "footage", "obstore", "pytest_make_collect_report", "pytest_runtest_makereport", "s3", "videos", "web",
+    "footage", "obstore", "own_interpreters", "pytest_make_collect_report", "pytest_runtest_makereport", "s3",
+    "videos", "web",
 ]  # fmt: skip
 
 # One core per worker of pytest-xdist; torch reads the variable when it is imported. OpenMP threads wait by spinning,
@@ -53,6 +56,8 @@ LONG = (
     "test_safe_path.py",
 )
 
+forks.fork_workers()
+
 # No deadline: on a busy machine examples may take long.
 settings.register_profile("fastvid", deadline=None)
 settings.load_profile("fastvid")
@@ -74,6 +79,13 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Videos:
     return Videos(tmp_path_factory.mktemp("videos"))
 
 
+@pytest.fixture
+def own_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are children of this process, in interpreters of their own, see `tests.forks`."""
+    for module in forks.STARTERS:
+        monkeypatch.setattr(module, "subprocess", subprocess)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def open_stores_end() -> Iterator[None]:
     """Close the stores that a file's tests leave open for the next read: later tests count threads."""
@@ -85,6 +97,12 @@ def open_stores_end() -> Iterator[None]:
         while any(thread.name.startswith("fastvid-storage-") for thread in threading.enumerate()):
             assert time.monotonic() < end, "threads of a store are still alive after 60 s"
             time.sleep(0.01)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the server of forks once for all workers of pytest-xdist, while they collect tests."""
+    if config.getoption("numprocesses", None) and not config.option.collectonly:
+        forks.serve()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

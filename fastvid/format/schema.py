@@ -13,7 +13,6 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fastvid.errors import FormatError, UsageError, VersionError
@@ -333,6 +332,8 @@ def arrow_integers(values: IntArray) -> pa.Array:
 
 def numpy_integers(column: pa.ChunkedArray, *, null: int) -> IntArray:
     """Return a column of integers as int64 [N], with nulls replaced by `null`."""
+    import pyarrow.compute as pc  # here, since workers do without it
+
     filled = pc.coalesce(column.cast(pa.int64()), arrow_integers(np.full(len(column), null, dtype=np.int64)))
     return np.concatenate([np.empty(0, np.int64), *map(np.from_dlpack, filled.chunks)])
 
@@ -415,6 +416,8 @@ def check_unpacked(
 def _unpacked(array: pa.Array) -> int:
     """Return the bytes of an array if repeated text were copied into each row."""
     if pa.types.is_dictionary(array.type):
+        import pyarrow.compute as pc  # as above
+
         return pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0
     if pa.types.is_struct(array.type):
         return sum(map(_unpacked, array.flatten()))

@@ -44,6 +44,7 @@ def test_a_wrong_loader_is_seen(tmp_path, monkeypatch):
     assert "without a word" in cases["no workers"]["refused"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["torch", "fastvid"])
 def test_nothing_is_lost_or_doubled(name, monkeypatch):
     monkeypatch.setattr(resume, "CASES", {"second epoch by 4 ranks": (1, 4, 1)})

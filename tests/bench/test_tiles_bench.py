@@ -15,6 +15,7 @@ from tests.sharding.shardtools import make
 pytest.importorskip("PIL", reason="tiles are written by Pillow")
 
 
+@pytest.mark.soak
 def test_all_contenders_are_timed_on_the_same_clips(tmp_path, monkeypatch):
     make(tmp_path / "videos" / "a.mp4", size="448x256", frames=12)
     target = tmp_path / "tiles.json"

@@ -24,6 +24,7 @@ def test_only_calls_of_fastvid_are_counted_in_all_threads() -> None:
     assert found["files"] == 2
 
 
+@pytest.mark.soak
 def test_a_clip_and_a_source_are_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "_BATCH", 1)
     monkeypatch.setattr(trace, "_VIDEOS", 6)

@@ -300,20 +300,17 @@ class Conformance:
         # Threads of earlier tests may still be ending: only those that are started here count.
         others = set(threading.enumerate())
 
-        def turn() -> tuple[int, int, int]:
-            for clip, out in zip(clips, outputs, strict=True):
-                decoder.decode([clip], [out])
-            for clip in bad:
-                decoder.decode([clip], [empty(clip, kind, self.device)])
+        def after(turns: int) -> tuple[int, int, int]:
+            for _ in range(turns):
+                for clip, out in zip(clips, outputs, strict=True):
+                    decoder.decode([clip], [out])
+                for clip in bad:
+                    decoder.decode([clip], [empty(clip, kind, self.device)])
             gc.collect()
             return process.memory_info().rss, process.num_fds(), len(set(threading.enumerate()) - others)
 
-        for _ in range(5):
-            turn()
-        rss, handles, threads = turn()
-        turns = max(1, 300 // len(clips))
-        for _ in range(turns):
-            last = turn()
+        rss, handles, threads = after(6)
+        last = after(max(1, 300 // len(clips)))
         # A decoded frame of this size is 23 kB: one leaked for each clip would be 7 MB.
         assert last[0] - rss < 4 * 2**20
         assert last[1] <= handles

@@ -132,7 +132,7 @@ from fastvid.models.zoo import build
 torch.save(build("tsm-r50", 400, 8).state_dict(), "kinetics.pth")
 """
 DATA_SETS = {"cluster": (write_ucf101, write_kinetics)}
-QUICK = ("index", "AGENTS")
+QUICK = ("index",)
 RUNNABLE = [page for page in PAGES if page.stem not in DATA_SETS and {k for k, _ in blocks(page)} & {"bash", "python"}]
 
 

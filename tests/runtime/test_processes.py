@@ -162,6 +162,7 @@ def test_shard_starts_a_worker_for_each_core_of_its_container(machine, tmp_path)
         assert len({worker._process.pid for worker in engine._pool}) == 3
 
 
+@pytest.mark.usefixtures("own_interpreters")
 def test_verify_starts_a_process_for_each_core_of_its_container(machine, tmp_path):
     clip = make_clip(tmp_path / "clip.mp4")
     store = pack(tmp_path / "dataset", [[(f"c/{number}", clip, 0)] for number in range(5)])

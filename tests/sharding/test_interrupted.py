@@ -161,27 +161,31 @@ def undisturbed(world, tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_killed_command_is_completed_by_the_same_command(name, world, undisturbed, tmp_path):
+POINTS = [(name, point) for name, command in COMMANDS.items() for point in command.points.split()]
+MIDDLE = [(name, points[len(points) // 2]) for name, points in ((n, c.points.split()) for n, c in COMMANDS.items())]
+
+
+@pytest.mark.parametrize(("name", "point"), soak_but(POINTS, *MIDDLE))
+def test_a_killed_command_is_completed_by_the_same_command(name, point, world, undisturbed, tmp_path):
+    """Kill each command once, and in ``make soak`` at all of its points."""
     command, (expected, *_) = COMMANDS[name], undisturbed(name)
-    for point in command.points.split():
-        out = prepared(world, tmp_path / point.replace(":", "-"), command)
-        killed = run(world, out, command, fault=point)
-        assert killed.returncode == -9, (point, killed.stderr)
-        if command.before is not None:
-            assert verify_dataset(str(out), workers=1).ok, point
-        elif point != "committed" and "export" not in command.words:
-            with pytest.raises(FastvidError, match="there is no dataset"):
-                Dataset(str(out))
-        if name == "add":
-            with pytest.raises(JobError, match="unfinished"):
-                collect_garbage(LocalStorage(out))
-        again = run(world, out, command)
-        assert again.returncode in (command.code, 0), (point, again.stderr)
-        assert state(out, command) == expected, point
-        assert not (out / "ledger-parts").exists()
+    out = prepared(world, tmp_path / "out", command)
+    killed = run(world, out, command, fault=point)
+    assert killed.returncode == -9, killed.stderr
+    if command.before is not None:
+        assert verify_dataset(str(out), workers=1).ok
+    elif point != "committed" and "export" not in command.words:
+        with pytest.raises(FastvidError, match="there is no dataset"):
+            Dataset(str(out))
+    if name == "add":
+        with pytest.raises(JobError, match="unfinished"):
+            collect_garbage(LocalStorage(out))
+    again = run(world, out, command)
+    assert again.returncode in (command.code, 0), again.stderr
+    assert state(out, command) == expected
+    assert not (out / "ledger-parts").exists()
     if name == "take down":
-        store = LocalStorage(tmp_path / "hidden")
+        store = LocalStorage(out)
         compacted(store)
         collect_garbage(store)
         assert audit_removals(store.url, read_receipts(store), names=[TWIN, "run/0"]).ok
@@ -249,12 +253,12 @@ from fastvid.cli.main import main
 real, flush, jumps = time.time, os.fsync, random.Random(0)
 time.time = lambda: real() + jumps.uniform(-1e9, 1e9)
 time.time_ns = lambda: int(time.time() * 1e9)
-os.fsync = lambda file: (time.sleep(0.2), flush(file))
+os.fsync = lambda file: (time.sleep(0.05), flush(file))
 sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("name", soak_but(COMMANDS, "shard", "add", "compact", "gc"))
+@pytest.mark.parametrize("name", soak_but(COMMANDS, "add", "compact", "gc"))
 def test_a_clock_that_jumps_by_decades_and_a_slow_disk_change_nothing(name, world, undisturbed, tmp_path):
     command, (expected, *_) = COMMANDS[name], undisturbed(name)
     out = prepared(world, tmp_path / "out", command)
@@ -263,7 +267,10 @@ def test_a_clock_that_jumps_by_decades_and_a_slow_disk_change_nothing(name, worl
     assert state(out, command) == expected
 
 
-@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.part])
+PARTED = [name for name, command in COMMANDS.items() if command.part]
+
+
+@pytest.mark.parametrize("name", soak_but(PARTED, "shard", "index", "add"))
 def test_parallel_parts_one_of_them_killed_make_what_one_run_makes(name, world, undisturbed, tmp_path):
     command, (expected, *_) = COMMANDS[name], undisturbed(name)
     out, start = prepared(world, tmp_path / "out", command), forks.start_fastvid

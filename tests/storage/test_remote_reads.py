@@ -16,6 +16,7 @@ pytest.importorskip("obstore", reason="obstore is not installed: the extra objec
 from bench.common.ports import reserved_port
 from fastvid.errors import MissingDependency, StorageError, UnavailableError, UsageError
 from fastvid.storage import RemoteOptions, objects, open_storage
+from tests.skips import soak_but
 from tests.storage.faulty import FaultyServer
 from tests.storage.local_server import LocalHandler, LocalServer
 
@@ -53,7 +54,7 @@ def test_transient_fault_costs_one_more_request(fault, tags):
         storage.close()
 
 
-@pytest.mark.parametrize("fault", [500, "reset", "stall", "short-range"])
+@pytest.mark.parametrize("fault", soak_but([500, "reset", "stall", "short-range"], "stall"))
 def test_lasting_fault_raises_within_the_patience(fault, caplog):
     # Enough for several attempts on a machine that stops for a second.
     options = RemoteOptions(stall_seconds=0.2, patience_seconds=6, cache="")

@@ -91,6 +91,7 @@ def test_quality_falls_with_crf_and_ignores_the_range_tag(raw):
     assert psnr > 38
 
 
+@pytest.mark.usefixtures("own_interpreters")
 def test_study_measures_the_encoded_datasets(raw, tmp_path, capsys):
     arguments = ["tune", str(raw), "--profiles", "compact", "intra", "copy", "--rounds", "1", "--workers", "1"]
     assert main([*arguments, "--json", "--keep", str(tmp_path / "kept")]) == 0

@@ -121,6 +121,7 @@ def test_a_removed_command_names_what_to_use(command, instead, capsys):
     assert instead in capsys.readouterr().err
 
 
+@pytest.mark.soak
 def test_the_upgrade_notes_run(folder):
     Path("shards").mkdir()
     text = (snippets.ROOT / "CHANGELOG.md").read_text()

@@ -21,6 +21,7 @@ from fastvid.storage import RemoteOptions, open_storage, requests
 from tests.datasets import make_clip, pack
 from tests.load.loaders import clip_loader
 from tests.load.tools import fastvid_threads, rows
+from tests.skips import soak_but
 from tests.storage.faulty import FaultyServer
 
 # Long enough for a busy machine, on which a slow response must not count as a stall and be requested again.
@@ -66,7 +67,7 @@ def clips(loader):
     return [row for batch in loader for row in rows(batch)]
 
 
-@pytest.mark.parametrize("workers", ["thread", "process"])
+@pytest.mark.parametrize("workers", soak_but(["thread", "process"], "process"))
 def test_packets_are_prefetched_for_one_slow_decode_thread_or_process(server, local, workers):
     server.delay = 0.1  # long enough that requests which may overlap do, on a busy machine
     loader = make(server.url, num_threads=1, workers=workers)
@@ -140,7 +141,7 @@ def test_a_busy_store_is_asked_again_only_for_what_it_refused(server, local, mon
 
 def test_a_permanently_broken_server_is_an_error_and_not_a_hang(server):
     for fault in (500, "stall"):
-        loader = make(server.url, RemoteOptions(stall_seconds=0.5, patience_seconds=2))
+        loader = make(server.url, RemoteOptions(stall_seconds=0.5, patience_seconds=1))
         next(iter(loader))
         loader.set_epoch(1)
         before = len(server.gets())
@@ -148,7 +149,7 @@ def test_a_permanently_broken_server_is_an_error_and_not_a_hang(server):
         with pytest.raises(StorageError, match=r"data-00000\d.tar.*key=clip"):
             clips(loader)
         tries = Counter((one.name, one.range) for one in server.gets()[before:])
-        # At most as many as fit into two seconds of doubling pauses, for the ranges that are read ahead.
+        # At most as many as fit into a second of doubling pauses, for the ranges that are read ahead.
         assert max(tries.values()) <= 8
         assert len(tries) <= 32
         server.faults.clear()

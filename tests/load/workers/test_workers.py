@@ -29,6 +29,7 @@ from tests.load.loaders import clip_loader
 from tests.load.tools import fastvid_threads, rows, until
 
 SAMPLES = 12
+pytestmark = pytest.mark.usefixtures("own_interpreters")
 
 
 def backend(name):
@@ -200,15 +201,17 @@ def test_clip_whose_worker_is_killed_once_is_delivered(build, at, tmp_path, monk
 def test_workers_killed_at_random_lose_no_clip(good):
     """Each kill hits a busy worker, as the OOM killer does."""
     loader = make(good, prefetch=1, global_batch_size=2, decoder=backend("SlowDecoder"))
-    before, seen = processes(), []
+    before, seen, killed = processes(), [], []
     for _ in range(2):
         for number, batch in enumerate(loader):
             seen.extend(rows(batch))
             if number % 2 == 0:
                 for worker in processes() - before:
                     os.kill(worker, signal.SIGKILL)
+                    killed.append(worker)
     expected = make(good, workers="thread")
     assert seen == [row for _ in range(2) for batch in expected for row in rows(batch)]
+    assert len(killed) > 2
 
 
 def test_worker_lost_between_batches_loses_no_clip(good):

@@ -108,7 +108,7 @@ def test_killed_job_kills_its_workers_and_their_ffmpeg(folder):
             time.sleep(0.05)
     finally:
         job.kill()
-        job.join()
+        forks.wait(job)
     assert gone(int((folder / "pid").read_text()))
     assert gone(int((folder / "parent").read_text()))
 
@@ -132,6 +132,7 @@ def test_workers_that_cannot_start_raise(folder, monkeypatch):
         list(engine.run(tasks(folder, *["a.mp4"] * 10)))
 
 
+@pytest.mark.usefixtures("own_interpreters")
 def test_worker_memory_is_limited(folder):
     # Far less than libavcodec and x264 need: the source is rejected with a reason, and the next one is still tried.
     with closing(LocalEngine(settings(limits=Limits(memory_bytes=2 << 20)), workers=1)) as engine:

@@ -152,6 +152,7 @@ def test_dead_node_changes_no_byte(tmp_path):
     assert re.search(r"^ +8 packed", printed, re.MULTILINE)
 
 
+@pytest.mark.soak
 def test_index_and_add_on_a_cluster_equal_one_machine(tmp_path, monkeypatch):
     raw, more = tmp_path / "raw", tmp_path / "more"
     for number in range(2):

@@ -20,6 +20,7 @@ from fastvid.sharding.verify.verify import verify_dataset
 from tests.makers import encode, paint, read_numbers
 from tests.sharding.in_place import tools
 from tests.sharding.shardtools import content, ffmpeg, ledger, make
+from tests.skips import soak_but
 
 X264 = ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-g", "10")
 OPEN = ("-c:v", "libx265", "-pix_fmt", "yuv420p", "-x265-params", "log-level=none:open-gop=1:keyint=10:bframes=3")
@@ -256,7 +257,7 @@ def clocks(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=[2, 3, 6])
+@pytest.fixture(scope="module", params=soak_but([2, 3, 6], 2))
 def made(request, clocks, tmp_path_factory):
     """Datasets of each kind of adjacent clips of 17 frames, whose seconds were rounded."""
     folder, rows = tmp_path_factory.mktemp(f"digits{request.param}"), ["path,start,end,first"]

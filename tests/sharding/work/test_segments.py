@@ -29,7 +29,7 @@ SMALL = PROFILES["compact"].changed(short_side=96)
 FRAMES = 240
 SEEKS, STARTS = list(FILMS)[:9], list(FILMS)[9:16]
 
-QUICK = ("mp4", "edit-list", "variable", "webm", "ts", "open-groups")
+QUICK = ("mp4", "variable", "webm", "open-groups")
 
 
 @pytest.fixture
