@@ -66,7 +66,7 @@ class Process:
         self._line.connect(serve())
         socket.send_fds(self._line, [len(order).to_bytes(8)], list(descriptors.values()))
         self._line.sendall(order)
-        self.pid = int.from_bytes(self._line.recv(8, socket.MSG_WAITALL))
+        self.pid = self._told()
 
     def __del__(self) -> None:
         self._line.close()
@@ -76,12 +76,18 @@ class Process:
         if self.returncode is None:
             self._line.settimeout(timeout)
             try:
-                told = self._line.recv(8, socket.MSG_WAITALL)
+                self.returncode = self._told()
             except (TimeoutError, BlockingIOError) as error:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from error
-            self.returncode = int.from_bytes(told, signed=True)
             self._line.close()
         return self.returncode
+
+    def _told(self) -> int:
+        """Return the next number that is told of it: its id when it begins, then its exit code."""
+        told = self._line.recv(8, socket.MSG_WAITALL)
+        if len(told) < 8:
+            raise ConnectionError("the server of forks has ended, or cannot start this process")
+        return int.from_bytes(told, signed=True)
 
     def poll(self) -> int | None:
         """Return the exit code, or None while it runs."""
@@ -282,14 +288,18 @@ def _serve(listener: socket.socket) -> None:
                     with contextlib.suppress(OSError), lines.pop(pid) as line:
                         line.sendall(os.waitstatus_to_exitcode(ended[1]).to_bytes(8, signed=True))
         if listener in ready:
-            line = listener.accept()[0]
-            size, found, *_ = socket.recv_fds(line, 8, 16)
-            order = line.recv(int.from_bytes(size), socket.MSG_WAITALL)
-            if not (pid := os.fork()):
-                for one in (listener, wake, waker, *lines.values()):
-                    one.close()
-                _become(line, found, *json.loads(order))
-            lines[pid] = line
+            line, found = listener.accept()[0], list[int]()
+            try:
+                size, found, *_ = socket.recv_fds(line, 8, 16)
+                order = json.loads(line.recv(int.from_bytes(size), socket.MSG_WAITALL))
+            except (OSError, ValueError):  # who asked was killed meanwhile
+                line.close()
+            else:
+                if not (pid := os.fork()):
+                    for one in (listener, wake, waker, *lines.values()):
+                        one.close()
+                    _become(line, found, *order)
+                lines[pid] = line
             for descriptor in found:
                 os.close(descriptor)
     for pid in lines:
@@ -307,8 +317,8 @@ def _become(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if job:
         os.setsid()
-    line.sendall(os.getpid().to_bytes(8))
-    line.close()
+    with contextlib.suppress(OSError), line:  # who asked may have been killed meanwhile
+        line.sendall(os.getpid().to_bytes(8))
     # First out of the way of the numbers that they are to have.
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, max(numbers) + 1) for descriptor in found]
     for descriptor in found:
