@@ -26,7 +26,7 @@ BUDGET: Final[dict[str, int]] = {
     "videos": 775,
     "sharding": 10_843,
     "load": 5_814,
-    "train": 6_564,
+    "train": 6_575,
     "models": 1_152,
     "cli": 1_386,
     "report": 417,
@@ -34,7 +34,7 @@ BUDGET: Final[dict[str, int]] = {
     "demo": 366,
     "tune": 535,
     "root": 172,
-    "bench": 8_500,
+    "bench": 8_498,
     "examples": 553,
     "pipelines": 585,
     "docker": 199,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 50_608
+TESTS: Final = 50_632
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

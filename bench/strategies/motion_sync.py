@@ -61,7 +61,7 @@ SYNC_RECIPES: Final = {
     # A warm start, then gradients about three updates old; less momentum, because asynchrony acts like momentum.
     "asgd": SyncRecipe(
         4,
-        ("sync=asgd", "sync_options.push=gradients", "sync_options.warm_up=290", "sync_options.lease_batches=4",
+        ("sync=asgd", "sync_options.warm_up=290", "sync_options.lease_batches=4",
          "optim.momentum=0.85", "data.num_threads=1"),
     ),
 }  # fmt: skip
@@ -165,8 +165,7 @@ def single(out: Path, changes: Sequence[str]) -> dict[str, Any]:
         "models": [{"top1_percent": scores[-1]["top1_percent"]}],
         "curve": [[row["samples"], row["top1_percent"]] for row in scores],
     }
-    servers = state["strategy"]["state"].get("servers") if state["strategy"]["name"] == "asgd" else None
-    return facts | (_server(servers[0]) if servers else {})
+    return facts | (_server(state["strategy"]["state"]["servers"][0]) if state["strategy"]["name"] == "asgd" else {})
 
 
 def lineage_of(config: Any) -> list[dict[str, int | str]]:
@@ -197,5 +196,4 @@ def _server(head: Mapping[str, Any]) -> dict[str, Any]:
         "updates": sum(counts.values()),
         "staleness_mean": sum(staleness * times for staleness, times in counts.items()) / sum(counts.values()),
         "staleness": {str(staleness): counts[staleness] for staleness in sorted(counts)},
-        "pushes_by_client": {str(number): client["pushes"] for number, client in head["clients"].items()},
     }

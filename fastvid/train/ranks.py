@@ -98,6 +98,7 @@ def ending_with_agent(grace_s: float = _GRACE_S) -> Iterator[None]:
 
 _KEY: Final = "fastvid/ended"
 _PATIENCE_S: Final = 3.0  # wait for an end to show: a dying process closes its sockets before it has exited
+_SILENCE_S: Final = 4 * _PATIENCE_S  # a store that does not answer for so long is out of reach
 _PAUSE_S: Final = 0.05
 _LONGEST: Final = 500  # characters of a reason
 
@@ -121,8 +122,18 @@ class Peers:
         """Return the error to raise for `error`: a WorkerError that names the dead ranks if a collective failed because
         of them, else `error` itself.
 
-        Also writes this rank's own error, or which ranks are dead, to the store for the other ranks.
+        Also writes this rank's own error, or which ranks are dead, to the store for the other ranks. A request to a
+        store on a host that was cut off would wait for a quarter of an hour, so it is made in a thread of its own.
         """
+        found = list[Exception]()
+        asking = threading.Thread(target=lambda: found.append(self._explained(error)), name="peers", daemon=True)
+        asking.start()
+        asking.join(_SILENCE_S)
+        if found:
+            return found[0]
+        return error if isinstance(error, FastvidError) or not _is_collective(error) else self._unanswered(error)
+
+    def _explained(self, error: Exception) -> Exception:
         if isinstance(error, FastvidError) or not _is_collective(error):
             reason = f"{type(error).__name__}: {error}"[:_LONGEST]
             self._tell({"reason": reason})
@@ -142,6 +153,9 @@ class Peers:
                 f"rank {self._rank} cannot continue: " + "; ".join(lost.values()),
                 hint=f"see what rank {min(lost)} printed, then repeat the command: it resumes from the last checkpoint",
             )
+        return self._unanswered(error)
+
+    def _unanswered(self, error: Exception) -> WorkerError:
         return WorkerError(
             f"rank {self._rank} cannot continue: another rank does not answer: {str(error).splitlines()[0]}",
             hint="check the other ranks' output and the network, then repeat the command",

@@ -152,6 +152,30 @@ def test_a_rank_that_ends_while_it_is_asked_is_not_the_cause():
             process.wait()
 
 
+STORE = """
+import sys, time
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("error", [RuntimeError("gloo: timed out"), UsageError("no column 'x'")])
+def test_a_rank_whose_store_is_out_of_reach_says_so_and_does_not_wait_for_it(error, monkeypatch):
+    """As when the host of rank 0 is cut off from the network: what is sent to it is never answered."""
+    monkeypatch.setattr("fastvid.train.ranks._SILENCE_S", 0.5)
+    with reserved_port() as port:
+        server = forks.start("-c", STORE, port)
+        store = TCPStore("127.0.0.1", port, is_master=False)
+    peers = Peers(1, [own_record()] * 2, store)
+    server.send_signal(signal.SIGSTOP)
+    try:
+        said = str(peers.explain(error))
+    finally:
+        server.kill()
+    assert said == str(error) or "rank 1 cannot continue: another rank does not answer: gloo: timed out" in said
+
+
 def test_an_error_of_all_ranks_is_left_to_the_first_one_to_print(monkeypatch, capsys):
     store = HashStore()
     first, second = (Peers(rank, [own_record()] * 2, store) for rank in range(2))
