@@ -98,7 +98,7 @@ def ending_with_agent(grace_s: float = _GRACE_S) -> Iterator[None]:
 
 _KEY: Final = "fastvid/ended"
 _PATIENCE_S: Final = 3.0  # wait for an end to show: a dying process closes its sockets before it has exited
-_SILENCE_S: Final = 4 * _PATIENCE_S  # a store that does not answer for so long is out of reach
+_SILENCE_S: Final = 2 * _PATIENCE_S  # a store that does not answer for so long is out of reach
 _PAUSE_S: Final = 0.05
 _LONGEST: Final = 500  # characters of a reason
 
