@@ -11,9 +11,7 @@ from tests import forks
 
 
 def test_a_fork_has_its_arguments_environment_folder_and_exit_code(tmp_path):
-    code = (
-        "import os, sys; print(os.getcwd(), os.environ['WORD'], sys.argv[1:]); print('x', file=sys.stderr); sys.exit(7)"
-    )
+    code = "import os, sys; print(os.getcwd(), os.environ['WORD'], sys.argv[1:]); sys.stderr.write('x'); sys.exit(7)"
     done = forks.run("-c", code, "a", 3, folder=tmp_path, WORD="here")
     assert (done.returncode, done.stdout, done.stderr) == (7, f"{tmp_path} here ['a', '3']\n", "x")
 
