@@ -26,7 +26,7 @@ BUDGET: Final[dict[str, int]] = {
     "videos": 775,
     "sharding": 10_843,
     "load": 5_814,
-    "train": 6_575,
+    "train": 6_573,
     "models": 1_152,
     "cli": 1_386,
     "report": 417,

@@ -125,16 +125,14 @@ class Peers:
         Also writes this rank's own error, or which ranks are dead, to the store for the other ranks. A request to a
         store on a host that was cut off would wait for a quarter of an hour, so it is made in a thread of its own.
         """
-        found = list[Exception]()
+        found = [self._unanswered(error) if _is_collective(error) else error]
         asking = threading.Thread(target=lambda: found.append(self._explained(error)), name="peers", daemon=True)
         asking.start()
         asking.join(_SILENCE_S)
-        if found:
-            return found[0]
-        return error if isinstance(error, FastvidError) or not _is_collective(error) else self._unanswered(error)
+        return found[-1]
 
     def _explained(self, error: Exception) -> Exception:
-        if isinstance(error, FastvidError) or not _is_collective(error):
+        if not _is_collective(error):
             reason = f"{type(error).__name__}: {error}"[:_LONGEST]
             self._tell({"reason": reason})
             if isinstance(error, FastvidError) and self._rank:

@@ -253,7 +253,7 @@ from fastvid.cli.main import main
 real, flush, jumps = time.time, os.fsync, random.Random(0)
 time.time = lambda: real() + jumps.uniform(-1e9, 1e9)
 time.time_ns = lambda: int(time.time() * 1e9)
-os.fsync = lambda file: (time.sleep(0.05), flush(file))
+os.fsync = lambda file: (time.sleep(0.2), flush(file))
 sys.exit(main(sys.argv[1:]))
 """
 
