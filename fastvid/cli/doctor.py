@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastvid import __version__
-from fastvid.decode.backends import Backend, backends
+from fastvid.decode.backends import BACKENDS, Backend
 from fastvid.decode.parity import REFERENCE, SampleClip, compare
 from fastvid.errors import FastvidError, MissingDependency, WorkerError
 from fastvid.media.ffmpeg import find_ffmpeg
@@ -68,10 +68,10 @@ def examine(*, parity: bool = True) -> dict[str, Any]:
                 "codecs": sorted(codec.label for codec in backend.codecs),
                 "missing": backend.why_unavailable(),
             }
-            for name, backend in backends().items()
+            for name, backend in BACKENDS.items()
         },
     }
-    runs = [one for name, one in backends().items() if found["decoders"][name]["missing"] is None]
+    runs = [one for name, one in BACKENDS.items() if found["decoders"][name]["missing"] is None]
     proof = _proof(runs)
     found |= {"proof": proof, "parity": [], "problems": [_line(step) for step in proof if step["problem"]]}
     if parity and any(step["name"] == _DECODED and not step["problem"] for step in proof):
@@ -92,7 +92,7 @@ def _proof(runs: list[Backend]) -> list[dict[str, Any]]:
     except ImportError as error:  # importing PyAV may fail
         return [{"name": "shard", "seconds": 0.0, "found": "", "problem": f"import failed: {error}", "hint": None}]
     rest = [one for one in runs if one.name != REFERENCE]
-    return [asdict(step) for step in self_test([backends()[REFERENCE], *rest])]
+    return [asdict(step) for step in self_test([BACKENDS[REFERENCE], *rest])]
 
 
 def _version(package: str) -> str | None:

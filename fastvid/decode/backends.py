@@ -1,28 +1,18 @@
-"""The registry of decoder back-ends: names, import strings and install hints.
+"""The decoder back-ends: names, import strings and install hints.
 
-A back-end's module is imported on first use. Third-party packages add a back-end through an entry point in the group
-``fastvid.decoders`` whose value is a `Backend`.
+A back-end's module is imported on first use. A back-end of one's own is a `Backend`, named as ``module:name``.
 """
 
 from __future__ import annotations
 
 import importlib
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import metadata
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from fastvid.decode.request import Decoder
 from fastvid.errors import FastvidError, MissingDependency, UsageError
 from fastvid.format.schema import Codec
-
-ENTRY_POINTS = "fastvid.decoders"  # the group of entry points
-
-_OURS = "fastvid-toolkit"  # fastvid's own distribution
-
+from fastvid.runtime.names import import_name
 
 @dataclass(frozen=True, slots=True)
 class Backend:
@@ -60,10 +50,9 @@ class Backend:
         try:
             return getattr(importlib.import_module(module), attribute)
         except Exception as error:
-            how, hint = "is installed but fails to import", error.hint if isinstance(error, FastvidError) else None
-            if _lacks(error, self.install) or (_is_absent(error) and not _is_installed(self.install)):
-                how, hint = "is not available", hint or f"pip install {self.install!r}"
-            raise MissingDependency(f"decoder {self.name!r} {how}: {_reason(error)}", hint=hint) from error
+            hint = error.hint if isinstance(error, FastvidError) else None
+            hint = hint or (f"pip install {self.install!r}" if _is_absent(error) else None)
+            raise MissingDependency(f"decoder {self.name!r} is not available: {_reason(error)}", hint=hint) from error
 
     def open(self, **options: Any) -> Decoder:
         """Create a decoder, to be used by one thread at a time."""
@@ -100,18 +89,7 @@ class Backend:
         return {"device_id": device_id} if self.device == "cuda" else {}
 
 
-@dataclass(frozen=True, slots=True)
-class _Broken(Backend):
-    """An invalid plug-in; `entry` is the name of its entry point, `why` explains what is wrong."""
-
-    entry: str = ""
-    why: str = ""
-
-    def load(self) -> Any:
-        raise MissingDependency(self.why, hint="repair or uninstall the package that registers it")
-
-
-_BUILT_IN = (
+_BUILT_IN: Final = (
     Backend(
         name="dali-cpu",
         target="fastvid.decode.dali:DaliCpuDecoder",
@@ -145,68 +123,13 @@ _BUILT_IN = (
 )
 
 
-@cache
-def backends() -> Mapping[str, Backend]:
-    """Return all back-ends by name: the built-in ones and those of installed packages.
-
-    An invalid plug-in is listed under the value of its entry point, and raises MissingDependency when it is used.
-    """
-    table = {backend.name: backend for backend in _BUILT_IN}
-    for point in metadata.entry_points(group=ENTRY_POINTS):
-        one = _registered(point)
-        if one.name in table:
-            one = _broken(point, f"decoder {one.name!r} is registered twice")
-        table[one.name] = one
-    return MappingProxyType(dict(sorted(table.items())))
-
-
-def _registered(point: metadata.EntryPoint) -> Backend:
-    try:
-        one = point.load()
-    except Exception as error:  # noqa: BLE001 - one broken package must not disable the others
-        return _broken(point, f"import failed: {_reason(error)}")
-    found = "class" if isinstance(one, type) else type(one).__name__
-    return one if isinstance(one, Backend) else _broken(point, f"it is a {found}, not a Backend")
-
-
-def _broken(point: metadata.EntryPoint, why: str) -> Backend:
-    message = f"entry point {point.value!r} of group {ENTRY_POINTS}: {why}"
-    return _Broken(point.value, "", "cpu", frozenset(), "", entry=point.name, why=message)
+BACKENDS: Final = {one.name: one for one in _BUILT_IN}
+"""The built-in back-ends by name."""
 
 
 def _is_absent(error: BaseException | None) -> bool:
     """Return whether a module is missing: whether the error, or one of its causes, is a ModuleNotFoundError."""
     return error is not None and (isinstance(error, ModuleNotFoundError) or _is_absent(error.__cause__))
-
-
-def _lacks(error: BaseException, package: str) -> bool:
-    """Return whether the missing module is the package itself."""
-    return isinstance(error, ModuleNotFoundError) and error.name == package
-
-
-def _is_installed(requirement: str) -> bool:
-    """Return whether a requirement is installed; of an extra of fastvid, whether any of its packages is."""
-    matched = re.match(r"([\w.-]+)(?:\[([\w-]+)])?", requirement)
-    names = [matched[1]] if matched else []
-    if names == [_OURS]:
-        extra = f"extra == '{matched[2] if matched else None}'"
-        names = [re.split(r"[^\w.-]", line)[0] for line in _requirements() if extra in line.replace('"', "'")]
-    return any(_has(name) for name in names)
-
-
-def _requirements() -> list[str]:
-    try:
-        return metadata.requires(_OURS) or []
-    except metadata.PackageNotFoundError:  # fastvid runs from a source tree that is not installed
-        return []
-
-
-def _has(distribution: str) -> bool:
-    try:
-        metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _reason(error: BaseException) -> str:
@@ -218,14 +141,15 @@ def _reason(error: BaseException) -> str:
 
 
 def backend(name: str) -> Backend:
-    """Return the back-end of this name; an invalid plug-in is also found by the name of its entry point.
+    """Return the built-in back-end of this name, or the one of one's own that ``module:name`` names.
 
     Raises:
-        UsageError: If no back-end has the name.
+        UsageError: If there is none, or the object is no `Backend`.
     """
-    known = backends()
-    invalid = {one.entry: one for one in known.values() if isinstance(one, _Broken)}
-    one = known.get(name) or invalid.get(name)
-    if one is None:
-        raise UsageError(f"unknown decoder {name!r}", hint=f"use one of {', '.join(known)}")
+    if ":" not in name and name not in BACKENDS:
+        raise UsageError(f"unknown decoder {name!r}", hint=f"use one of {', '.join(BACKENDS)}, or module:name")
+    one = BACKENDS[name] if name in BACKENDS else import_name("decoder", name)
+    if not isinstance(one, Backend):
+        found = "a class" if isinstance(one, type) else type(one).__name__
+        raise UsageError(f"decoder is {name!r}, which is {found}, not a Backend", hint="name a Backend of the module")
     return one

@@ -13,7 +13,7 @@ import pytest
 from fastvid.cli import doctor
 from fastvid.cli.main import main
 from fastvid.decode import engines, pixels
-from fastvid.decode.backends import Backend, backend, backends
+from fastvid.decode.backends import BACKENDS, Backend, backend
 from fastvid.decode.parity import SampleClip, compare
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import DevicePlanes, DeviceRgb, Rgb
@@ -105,8 +105,7 @@ def test_doctor_reports_every_decoder(few, capsys):
 
 
 def test_doctor_fails_when_decoders_disagree(few, monkeypatch, capsys):
-    known = dict(doctor.backends()) | {"late": LATE}
-    monkeypatch.setattr(doctor, "backends", lambda: known)
+    monkeypatch.setattr(doctor, "BACKENDS", BACKENDS | {"late": LATE})
     assert main(["doctor"]) == 1
     assert "DIFFER" in capsys.readouterr().out
     assert main(["doctor", "--no-parity"]) == 1
@@ -240,7 +239,7 @@ def test_sample_clips_have_the_stated_codecs_and_ranges_and_every_decoder_agrees
     compact = SampleClip("compact", clips["h264 compact"])
     plan = compact.table.plan(compact.frames)
     assert len(plan.packets) < plan.packets_from_keys
-    usable = [one for one in backends().values() if one.why_unavailable() is None]
+    usable = [one for one in BACKENDS.values() if one.why_unavailable() is None]
     rows = compare([SampleClip(*one) for one in clips.items()], usable, seconds=0)
     assert {row.backend for row in rows} == {one.name for one in usable}
     assert all(row.frames for row in rows)

@@ -217,7 +217,7 @@ def test_machine_without_a_driver_says_what_is_missing(caplog):
         assert why is None
     else:
         assert why.startswith(
-            "decoder 'nvdec' is installed but fails to import: RuntimeError: Failed to load NVENC library"
+            "decoder 'nvdec' is not available: RuntimeError: Failed to load NVENC library"
         )
         assert "\n" not in why
     assert not [record for record in caplog.records if record.name.startswith(("PyNvVideoCodec", "fastvid.decode"))]

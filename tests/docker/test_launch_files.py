@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fastvid.decode.backends import backends
+from fastvid.decode.backends import BACKENDS
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -110,7 +110,7 @@ def test_the_cuda_image_has_every_decoder_that_an_extra_installs():
     assert "--shm-size" in header
     for_cuda_12 = re.search(r"EXTRAS=(\S+)", header)[1].split(",")
     assert "nvidia-dali-cuda120" in " ".join(requirements.requirements(ROOT / "pyproject.toml", for_cuda_12))
-    named = [re.search(r"\[(.+)\]", one.install) for one in backends().values() if one.device == "cuda"]
+    named = [re.search(r"\[(.+)\]", one.install) for one in BACKENDS.values() if one.device == "cuda"]
     wanted = {one[1] for one in named if one is not None}
     assert wanted == {"nvdec", "dali-cuda13"}
     assert wanted <= set(argument("Dockerfile.cuda", "EXTRAS").split(","))

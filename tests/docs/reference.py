@@ -99,7 +99,7 @@ PAGES: dict[str, tuple[str, dict[str, str]]] = {
     }),
     "decoding": ("Decoding", {
         "A back-end": """
-            fastvid.decode.backends.Backend fastvid.decode.backends.backend fastvid.decode.backends.backends
+            fastvid.decode.backends.Backend fastvid.decode.backends.backend
             fastvid.decode.request.Decoder
         """,
         "What it is given": """

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fastvid
-from fastvid.decode.backends import Backend, backend, backends
+from fastvid.decode.backends import BACKENDS, Backend, backend
 from fastvid.decode.dali import DaliCpuDecoder
 from fastvid.decode.request import DeviceRgb
 from fastvid.errors import UsageError
@@ -59,7 +59,7 @@ def dataset(videos, tmp_path_factory):
 @pytest.fixture
 def known(monkeypatch):
     """Register a back-end of this file by name."""
-    table = dict(backends()) | {"device": replace(DEVICE)}
+    table = BACKENDS | {"device": replace(DEVICE)}
     monkeypatch.setattr(lanes, "backend", table.__getitem__)
 
 
