@@ -16,7 +16,8 @@ import torch
 
 import fastvid
 from bench.common.harness import write_json
-from fastvid.decode.backends import BACKENDS, Backend
+from fastvid.decode.backends import BACKENDS as INSTALLED
+from fastvid.decode.backends import Backend
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import DecoderOutput, DevicePlanes, DeviceRgb, EncodedClip, Planes, Rgb
 from fastvid.errors import FastvidError, StorageError
@@ -116,7 +117,7 @@ class Settings:
         """Return the decoders that leave frames on the device, and why others cannot run here, by name."""
         if self.fake:
             return list(BACKENDS), {}
-        found = [one for one in BACKENDS.values() if one.device == "cuda"]
+        found = [one for one in INSTALLED.values() if one.device == "cuda"]
         reasons = {one.name: why for one in found if (why := one.why_unavailable()) is not None}
         return [one for one in found if one.name not in reasons], reasons
 

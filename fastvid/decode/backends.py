@@ -14,6 +14,7 @@ from fastvid.errors import FastvidError, MissingDependency, UsageError
 from fastvid.format.schema import Codec
 from fastvid.runtime.names import import_name
 
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """A decoder back-end.

@@ -52,12 +52,11 @@ class Head:
     generation: int  # number of the current generation
     revision: int  # grows by one with each swap of the record
     content: bytes  # the record's bytes as read; a swap succeeds only while the file still contains them
-    major: int = schema.FORMAT_VERSION[0]
     tags: Mapping[str, int] = field(default_factory=dict)
 
 
-def read_head(storage: Storage, *, oldest: int = schema.FORMAT_VERSION[0]) -> Head:
-    """Read the commit record of a dataset; `oldest`: lowest major version of the format that is accepted."""
+def read_head(storage: Storage) -> Head:
+    """Read the commit record of a dataset."""
     if not storage.exists(schema.DATASET_JSON):
         raise StorageError(
             f"there is no dataset: {schema.DATASET_JSON} is missing", file=storage.url, hint=_what_else(storage.url)
@@ -68,11 +67,11 @@ def read_head(storage: Storage, *, oldest: int = schema.FORMAT_VERSION[0]) -> He
         if record["format"] != schema.FORMAT:
             raise ValueError(f"format {record['format']!r} is not {schema.FORMAT!r}")
         major, minor = map(int, record["version"].split("."))
-        schema.check_version(major, minor, file=schema.DATASET_JSON, oldest=oldest)
-        check_seal(record, major)
+        schema.check_version(major, minor, file=schema.DATASET_JSON)
+        check_seal(record)
         generation, revision = as_type(record["generation"], Count), as_type(record.get("revision", 0), Count)
         tags = as_type(record.get("tags", {}), dict[str, Count])
-        return Head(record["dataset_id"], generation, revision, bytes(content), major, tags)
+        return Head(record["dataset_id"], generation, revision, bytes(content), tags)
 
 
 _LOOKED_AT: Final = 10_000
@@ -134,9 +133,9 @@ def malformed(name: str, storage: Storage) -> Iterator[None]:
         ) from error
 
 
-def check_seal(record: dict[str, Any], major: int) -> None:
-    """Raise ValueError if a record differs from its own SHA-256; fastvid 0.1 stored none."""
-    if major > 1 and record["sha256"] != _seal(record):
+def check_seal(record: dict[str, Any]) -> None:
+    """Raise ValueError if a record differs from its own SHA-256."""
+    if record["sha256"] != _seal(record):
         raise ValueError("it differs from its SHA-256")
 
 
@@ -287,7 +286,7 @@ def read_generation(storage: Storage, which: int | str | None = None) -> tuple[s
             file=storage.url,
             hint=f"use a number up to {head.generation}, the current one",
         )
-    return head.dataset_id, _read_record(storage, number, head.major)
+    return head.dataset_id, _read_record(storage, number)
 
 
 def _number(which: int | str, head: Head, storage: Storage) -> int:
@@ -334,24 +333,11 @@ def read_annotations(storage: Storage, generation: Generation) -> pa.Table:
     return table
 
 
-def upgrade_records(storage: Storage, head: Head) -> None:
-    """Rewrite the records of a dataset of fastvid 0.1 in the current format, the commit record last.
-
-    Call after the sidecars were rebuilt. Until the last write, this fastvid rejects the dataset; calling again resumes.
-    """
-    for generation in history(storage, head):
-        found = sha256(storage.read(schema.annotations_file(generation.number)))
-        complete = replace(generation, annotations_sha256=generation.annotations_sha256 or found)
-        read_annotations(storage, complete)
-        storage.write(schema.generation_file(generation.number), sealed(_as_record(complete)))
-    swap_head(storage, head, dataset_id=head.dataset_id, generation=head.generation)
-
-
 def history(storage: Storage, head: Head) -> Iterator[Generation]:
     """Yield the committed generations that still exist, from the current one to the oldest."""
     number = head.generation
     while number:
-        generation = _read_record(storage, number, head.major)
+        generation = _read_record(storage, number)
         yield generation
         number = generation.parent
         if number and not storage.exists(schema.generation_file(number)):
@@ -375,19 +361,19 @@ def _claim(storage: Storage, generation: Generation) -> Generation:
         # If the existing record differs only in its time, it is an interrupted commit of the same change: resume it.
         # Do not reuse the number of any other record: its files may be about to be deleted.
         with contextlib.suppress(FormatError, StorageError):
-            found = _read_record(storage, generation.number, schema.FORMAT_VERSION[0])
+            found = _read_record(storage, generation.number)
             if replace(found, time=generation.time) == generation:
                 return found
         generation = replace(generation, number=generation.number + 1)
     return generation
 
 
-def _read_record(storage: Storage, number: int, major: int) -> Generation:
+def _read_record(storage: Storage, number: int) -> Generation:
     name = schema.generation_file(number)
     content = storage.read(name)
     with malformed(name, storage):
         record = json.loads(content)
-        check_seal(record, major)
+        check_seal(record)
         if record["number"] != number:
             raise ValueError(f"it is the record of generation {record['number']!r}")
         json.dumps(record, ensure_ascii=False).encode()  # raises ValueError for text that cannot be encoded or printed

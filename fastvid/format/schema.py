@@ -261,7 +261,7 @@ ANNOTATION_FIELDS: Final = {
     "removed": pa.bool_(),
 }
 
-# Annotation columns that fastvid computes from a sample's first video stream, for selecting samples; 0.1 had none.
+# Annotation columns that fastvid computes from a sample's first video stream, for selecting samples.
 FACT_FIELDS: Final = {
     "fps": pa.float64(),  # frames per second
     "width": pa.int32(),  # of the stored frames, in pixels
@@ -338,20 +338,13 @@ def numpy_integers(column: pa.ChunkedArray, *, null: int) -> IntArray:
     return np.concatenate([np.empty(0, np.int64), *map(np.from_dlpack, filled.chunks)])
 
 
-def check_version(major: int, minor: int, *, file: str, oldest: int = FORMAT_VERSION[0]) -> None:
+def check_version(major: int, minor: int, *, file: str) -> None:
     """Raise VersionError for major versions of the format that this fastvid does not read."""
-    if major > FORMAT_VERSION[0]:
+    if major != FORMAT_VERSION[0]:
         raise VersionError(
-            f"format version {major}.{minor} is newer than {FORMAT_VERSION[0]}.{FORMAT_VERSION[1]}, the newest that"
-            " this fastvid reads",
+            f"format version {major}.{minor} is not {FORMAT_VERSION[0]}.x, which this fastvid reads",
             file=file,
-            hint="upgrade fastvid",
-        )
-    if major < oldest:
-        raise VersionError(
-            f"format version {major}.{minor} is that of fastvid 0.1; this fastvid reads {FORMAT_VERSION[0]}.x",
-            file=file,
-            hint="run `fastvid index DIR` to upgrade the dataset in DIR; labels, classes and splits are kept",
+            hint="upgrade fastvid" if major > FORMAT_VERSION[0] else "upgrade the dataset with fastvid 0.2",
         )
 
 

@@ -19,32 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastvid.errors import UsageError, naming_extras
-from fastvid.format.schema import FACT_FIELDS, read_facts
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.near_names import near_names
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.values import check_choice, check_kind
-from fastvid.storage import Storage
-
-
-def with_facts(storage: Storage, shards: Sequence[str], stream: str, annotations: pa.Table) -> pa.Table:
-    """Return annotations, one row per sample, with the columns of FACT_FIELDS added from the shards' facts.
-
-    A column that already has such a name is renamed to ``source_<name>``. `stream`: the stream whose facts to add.
-    """
-    names = ["stream", "num_frames", "fps_num", "fps_den", "width", "height"]
-    facts = pa.concat_tables([read_facts(storage, shard, names) for shard in shards])
-    facts = facts.filter(pc.equal(facts["stream"], stream))
-    rate = pc.divide(facts["fps_num"].cast(pa.float64()), facts["fps_den"].cast(pa.float64()))
-    found = {"fps": rate, "width": facts["width"], "height": facts["height"]}
-    found["duration"] = pc.divide(facts["num_frames"].cast(pa.float64()), rate)
-    annotations = annotations.rename_columns(
-        [f"source_{name}" if name in FACT_FIELDS else name for name in annotations.column_names]
-    )
-    for name, kind in FACT_FIELDS.items():
-        annotations = annotations.append_column(name, found[name].cast(kind))
-    return annotations
-
 
 _ROW: Final = "__row"
 _MEMORY: Final = "4GB"

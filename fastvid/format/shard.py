@@ -78,7 +78,9 @@ _HEAD_BYTES: Final = 1 << 16  # read in one request: the index of 500 samples
 _SHARD_BYTES: Final = 1000  # of a `Shard` without its index
 _LISTED_BYTES: Final = 600  # of a `ListedFile` with a path of 100 bytes
 _MOST_BYTES: Final = 2**63 - 1  # largest file size of the operating system
-_RESTORE: Final = "restore the file from a copy of the dataset, or run `fastvid index DIR` to index the videos again"
+_RESTORE: Final = (
+    "restore the file from a copy, or index the videos into a new folder: `fastvid index VIDEOS --out NEW`"
+)
 _REBUILD: Final = "run `fastvid index DIR` to rebuild the sidecars of the dataset in DIR"
 
 
@@ -480,12 +482,17 @@ class Shard:
         """Whether the sidecar stores orientation, crop and times of its streams. What fastvid encoded needs none."""
         return self._row_bytes != schema.STREAM_DTYPE.itemsize
 
+    @property
+    def _hint(self) -> str:
+        # Only the index says which part of its file a video in place is.
+        return _REBUILD if self.root is None else _RESTORE
+
     def _broken(self, message: str) -> FormatError:
-        return FormatError(message, file=self._file, hint=_REBUILD)
+        return FormatError(message, file=self._file, hint=self._hint)
 
     def _invalid(self, why: object, row: int, stream: str) -> FormatError:
         message = f"packet sidecar has an invalid row: {why}"
-        return FormatError(message, file=self._file, row=row, stream=stream, hint=_REBUILD)
+        return FormatError(message, file=self._file, row=row, stream=stream, hint=self._hint)
 
     def _packet_table(self, record: Any) -> PacketTable:
         try:
@@ -502,7 +509,7 @@ class Shard:
         at = self._packets + record.first_packet * schema.PACKET_DTYPE.itemsize
         data = self._bytes(at, record.num_packets * schema.PACKET_DTYPE.itemsize)
         if zlib.crc32(data) != record.packets_crc32:
-            raise self._broken("packet table does not match its checksum")
+            raise FormatError("packet table does not match its checksum", file=self._file, hint=_REBUILD)
         return data
 
     def _bytes(self, offset: int, size: int) -> memoryview:

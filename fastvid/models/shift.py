@@ -13,12 +13,8 @@ the rest              unchanged                          unchanged
 ``"past"`` uses no later frame, for online inference (mit-han-lab/temporal-shift-module,
 ``online_demo/mobilenet_v2_tsm.py`` at 436e7cf); ``"both"`` is ``ops/temporal_shift.py`` at 4759ad8.
 
-**When is an in-place shift safe?** Only when nothing reads the old values afterwards. But a residual block's input is
-read three times: the identity path adds it, and the ReLU that produced it and the downsampling convolution both need it
-in backward. So no module here overwrites a block's input. `ShiftConv2d` with ``inplace=True`` changes only tensors that
-it has allocated: the shifted copy exists only while its convolution runs and is recomputed in backward, and backward
-applies the transposed shift in place to the input gradient that its convolution returned. Training then saves no more
-activations than the same net without shift, and weights and gradients are bit-equal to ``inplace=False``.
+The shift copies: a residual block's input is read three times, by the identity path, and in backward by the ReLU that
+produced it and by the downsampling convolution. ``recompute`` of the net saves more memory than a shift in place would.
 """
 
 from __future__ import annotations
@@ -28,8 +24,6 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from fastvid.errors import UsageError
 from fastvid.models.resnet import ResNet
@@ -37,15 +31,8 @@ from fastvid.runtime.values import check_choice
 
 Direction = Literal["both", "past"]
 
-# Devices with autocast. Computed once at import, because torch.compile of 2.11 cannot trace is_autocast_available, and
-# importing torch.compiler's decorator for such functions takes seconds.
-_AUTOCASTING = frozenset(filter(torch.amp.is_autocast_available, ("cpu", "cuda", "mps", "xpu")))
-
 # (first channel, end channel, offset): out[t] = x[t + offset] for channels in [first, end).
 Moves = tuple[tuple[int, int, int], ...]
-
-# Stride, padding, dilation and groups of a convolution.
-ConvSettings = tuple[Any, Any, Any, int]
 
 
 def temporal_shift(x: Tensor, num_segments: int, *, shift_div: int = 8, direction: Direction = "both") -> Tensor:
@@ -56,26 +43,6 @@ def temporal_shift(x: Tensor, num_segments: int, *, shift_div: int = 8, directio
     """
     check_segments(x, num_segments)
     return _shift(x, num_segments, channel_moves(x.shape[1], shift_div, direction))
-
-
-def shift_conv2d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, settings: ConvSettings, num_segments: int, moves: Moves
-) -> Tensor:
-    """Convolve the shifted ``x`` and save ``x`` for backward instead of a shifted copy.
-
-    Not differentiable twice.
-
-    `x`: [B * num_segments, C, H, W]. `weight`: [O, C / groups, kernel, kernel]. `bias`: [O] or None.
-    `num_segments`: frames per clip.
-    """
-    device = x.device.type
-    if device in _AUTOCASTING and torch.is_autocast_enabled(device):
-        # Cast here, because inside `_ShiftConv` autocast would cast where its backward does not see it.
-        dtype = torch.get_autocast_dtype(device)
-        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    check_segments(x, num_segments)
-    out: Tensor = _ShiftConv.apply(x, weight, bias, settings, num_segments, moves)  # type: ignore[no-untyped-call]
-    return out
 
 
 def channel_moves(channels: int, shift_div: int, direction: Direction) -> Moves:
@@ -116,14 +83,6 @@ def _shifted(x: Tensor, num_segments: int, moves: Moves) -> Tensor:
     return out
 
 
-def _shift_in_place(x: Tensor, num_segments: int, moves: Moves) -> None:
-    clips = _as_clips(x, num_segments)
-    for first, end, offset in moves:
-        part = clips[:, :, first:end]
-        # Source and target overlap, so copy the moving channels, and only those.
-        _move(part, part.clone(), offset)
-
-
 def _as_clips(x: Tensor, num_segments: int) -> Tensor:
     return x.view(-1, num_segments, *x.shape[1:])
 
@@ -153,39 +112,6 @@ class _Shift(Function):
         return _shift(grad, ctx.num_segments, _transposed(ctx.moves)), None, None
 
 
-class _ShiftConv(Function):
-    """Convolution of the shifted input; saves the unshifted input for backward, which is in memory anyway."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        settings: ConvSettings,
-        num_segments: int,
-        moves: Moves,
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.bias_sizes = None if bias is None else list(bias.shape)
-        ctx.settings, ctx.num_segments, ctx.moves = settings, num_segments, moves
-        return functional.conv2d(_shifted(x, num_segments, moves), weight, bias, *settings)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        stride, padding, dilation, groups = ctx.settings
-        shifted = _shifted(x, ctx.num_segments, ctx.moves)
-        needed = list(ctx.needs_input_grad[:3])
-        grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
-            grad, shifted, weight, ctx.bias_sizes, stride, padding, dilation, False, [0, 0], groups, needed
-        )
-        if grad_x is not None:
-            _shift_in_place(grad_x, ctx.num_segments, _transposed(ctx.moves))
-        return grad_x, grad_weight, grad_bias, None, None, None
-
-
 # ResNets whose third stage has at least this many blocks are shifted only in every second block
 # (mit-han-lab/temporal-shift-module, ops/temporal_shift.py, make_temporal_shift).
 SPARSE_FROM_BLOCKS = 23
@@ -206,7 +132,6 @@ class ShiftConv2d(nn.Conv2d):
         *,
         shift_div: int = 8,
         direction: Direction = "both",
-        inplace: bool = False,
     ) -> None:
         assert conv.padding_mode == "zeros"
         assert isinstance(conv.padding, tuple)
@@ -226,24 +151,19 @@ class ShiftConv2d(nn.Conv2d):
         self.num_segments = num_segments
         self.shift_div = shift_div
         self.direction: Direction = direction
-        self.inplace = inplace
-        self._moves = channel_moves(conv.in_channels, shift_div, direction)
-        if self._moves[0][1] == 0:
+        if channel_moves(conv.in_channels, shift_div, direction)[0][1] == 0:
             raise UsageError(
                 f"shift_div={shift_div} moves none of {conv.in_channels} channels",
                 hint=f"widen the net or use shift_div <= {conv.in_channels}",
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.inplace:
-            settings = (self.stride, self.padding, self.dilation, self.groups)
-            return shift_conv2d(x, self.weight, self.bias, settings, self.num_segments, self._moves)
         return super().forward(temporal_shift(x, self.num_segments, shift_div=self.shift_div, direction=self.direction))
 
     def extra_repr(self) -> str:
         how = f"num_segments={self.num_segments}, shift_div={self.shift_div}, direction={self.direction!r}"
         conv = super().extra_repr()  # type: ignore[no-untyped-call]
-        return f"{conv}, {how}, inplace={self.inplace}"
+        return f"{conv}, {how}"
 
 
 def insert_shift(
@@ -252,7 +172,6 @@ def insert_shift(
     *,
     shift_div: int = 8,
     direction: Direction = "both",
-    inplace: bool = False,
 ) -> None:
     """Insert a shift at the start of the residual branches of ``net``; identity paths stay unshifted.
 
@@ -264,7 +183,7 @@ def insert_shift(
 
     def shifted(conv: nn.Module) -> ShiftConv2d:
         assert isinstance(conv, nn.Conv2d)
-        return ShiftConv2d(conv, num_segments, shift_div=shift_div, direction=direction, inplace=inplace)
+        return ShiftConv2d(conv, num_segments, shift_div=shift_div, direction=direction)
 
     every = 2 if len(net.layer3) >= SPARSE_FROM_BLOCKS else 1
     for stage in net.stages():

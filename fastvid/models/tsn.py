@@ -80,7 +80,6 @@ def tsm(
     num_frames: int,
     shift_div: int = 8,
     shift_direction: Direction = "both",
-    shift_inplace: bool = False,
     dropout: float = DROPOUT,
     **options: Unpack[ResNetOptions],
 ) -> FrameAverage:
@@ -91,5 +90,5 @@ def tsm(
     model = tsn(depth, num_classes=num_classes, num_frames=num_frames, dropout=dropout, **options)
     assert isinstance(model.backbone, ResNet)
     model.any_length = False
-    insert_shift(model.backbone, num_frames, shift_div=shift_div, direction=shift_direction, inplace=shift_inplace)
+    insert_shift(model.backbone, num_frames, shift_div=shift_div, direction=shift_direction)
     return model

@@ -68,7 +68,7 @@ def names() -> list[str]:
 
 
 def options(name: str) -> list[str]:
-    """Return the options of a model of the zoo, such as ``width`` or ``shift_inplace``."""
+    """Return the options of a model of the zoo, such as ``width`` or ``recompute``."""
     parameters = inspect.signature(_builder(name), eval_str=True).parameters
     own = [option for option in parameters if option not in ("num_classes", "num_frames", "options")]
     (passed_on,) = get_args(parameters["options"].annotation)  # of Unpack

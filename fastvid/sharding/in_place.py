@@ -126,7 +126,8 @@ def reindex(
     """Index videos in place again, and commit a generation with their new versions, numbers of frames and sizes.
 
     Keys, labels and other annotations are kept. Without arguments, those shards are indexed that list a changed file,
-    or that fastvid 0.2 wrote, because it did not store how pictures are rotated and when they are shown.
+    whose packet tables are damaged, or that fastvid 0.2 wrote, because it did not store how pictures are rotated and
+    when they are shown.
     """
     storage = open_storage(url)
     _, generation = read_generation(storage)
@@ -135,10 +136,11 @@ def reindex(
         raise UsageError("the dataset lists no videos in place, so they have no root", file=url)
     old = generation.root or ""
     place = parse_root(old, root)
-    opened = {shard.name: open_shard(storage, generation, generation.shards.index(shard)) for shard in listed}
+    places = {shard.name: generation.shards.index(shard) for shard in listed}
+    opened = {name: open_shard(storage, generation, index, whole=False) for name, index in places.items()}
     changed = {name: _changed(shard, place) for name, shard in opened.items()}
     asked = {shard.name for shard in listed if root is not None} | set(shards or ())
-    asked |= {name for name, shard in opened.items() if changed[name] or not shard.is_described}
+    asked |= {n for n, shard in opened.items() if changed[n] or not shard.is_described or _is_damaged(shard)}
     chosen = [shard for shard in listed if shard.name in asked]
     count = sum(changed.values())
     if not chosen:
@@ -179,6 +181,14 @@ def _check_writable(storage: Storage) -> None:
             file=storage.url,
             hint="index it again into a new folder: `fastvid index DIR --out NEW`",
         ) from error
+
+
+def _is_damaged(shard: Shard) -> bool:
+    try:
+        shard.check()
+    except FormatError:
+        return True
+    return False
 
 
 def _changed(shard: Shard, place: Root) -> int:

@@ -278,7 +278,8 @@ class Selection:
         if self.keys is not None:
             parts.append(f"{len(self.keys)} keys")
         if self.share is not None:
-            parts.append(f"share {self.share:g} by {self.by}, seed {self.seed}")
+            stratified = f", stratified by {self.stratify}" if self.stratify else ""
+            parts.append(f"share {self.share:g} by {self.by}{stratified}, seed {self.seed}")
         if self.per_class is not None:
             parts.append(f"{self.per_class} samples of each class, seed {self.seed}")
         return "; ".join(parts)

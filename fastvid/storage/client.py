@@ -153,9 +153,6 @@ PART_BYTES: Final = 16 * 2**20
 LIST_ENTRIES: Final = 1000
 """Page size of a listing: the maximum of one S3 response."""
 
-STREAM_BYTES: Final = 2**20
-"""Minimum size of a chunk when streaming a response."""
-
 RANGE_NOT_SATISFIABLE: Final = 416
 
 _WRITER: Final = "fastvid-writer"
@@ -227,16 +224,6 @@ class StoreClient(Client):
     def _current(self, name: str) -> Version:
         return self._call(name, lambda: _version(obstore.head(self._reader, name)))
 
-    def get(self, name: str, most: int) -> tuple[memoryview | None, Version]:
-        """Read all of `name` in one request; return its bytes, None if more than `most`, and its version."""
-
-        def call() -> tuple[memoryview | None, Version]:
-            result = obstore.get(self._reader, name)
-            version = _version(result.meta)
-            return (TRAFFIC.received(memoryview(result.bytes())) if version.size <= most else None), version
-
-        return self._call(name, call)
-
     def get_range(
         self, name: str, offset: int, length: int, version: Version | None
     ) -> tuple[memoryview, Version | None]:
@@ -269,15 +256,6 @@ class StoreClient(Client):
             return [(entry["path"], _version(entry)) for page in pages for entry in page]
 
         return self._call(folder, call)
-
-    def stream(self, name: str, take: Callable[[Version, Iterator[bytes]], None]) -> None:
-        """Pass version and bytes of `name` to `take`, for servers without ranges; a retry calls `take` again."""
-
-        def call() -> None:
-            result = obstore.get(self._writer, name)  # the writer's time limits suit large bodies
-            take(_version(result.meta), (bytes(piece) for piece in result.stream(min_chunk_size=STREAM_BYTES)))
-
-        self._call(name, call)
 
     def put(self, name: str, data: bytes) -> None:
         """Write `data` to `name` in one request."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any, Final, TypeVar
@@ -31,7 +31,6 @@ SCHEME: Final = "hf://"
 
 _KINDS: Final = {"datasets": "dataset", "spaces": "space", "models": "model"}
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
-_PIECE_BYTES: Final = 16 * 2**20
 _RANGE_SECONDS: Final = 60.0
 _LOG_IN: Final = "log in with `hf auth login`, or set HF_TOKEN, if it is private or gated"
 
@@ -69,13 +68,6 @@ class HubClient(Client):
     def _current(self, name: str) -> Version:
         return self._place(name)[1]
 
-    def get(self, name: str, most: int) -> tuple[memoryview | None, Version]:
-        """Read all of `name`; return its bytes, None if more than `most`, and its version."""
-        version = self._place(name)[1]
-        if version.size > most:
-            return None, version
-        return (self._read(name, 0, version.size) if version.size else memoryview(b"")), version
-
     def get_range(
         self, name: str, offset: int, length: int, version: Version | None
     ) -> tuple[memoryview, Version | None]:
@@ -105,12 +97,6 @@ class HubClient(Client):
         with MissingIgnored():
             return self._call(folder, call)
         return []
-
-    def stream(self, name: str, take: Callable[[Version, Iterator[bytes]], None]) -> None:
-        """Pass the version and the bytes of `name` to `take`."""
-        version = self._place(name)[1]
-        starts = range(0, version.size, _PIECE_BYTES)
-        take(version, (bytes(self._read(name, at, min(_PIECE_BYTES, version.size - at))) for at in starts))
 
     def _resolved(self) -> str:
         with self._lock:

@@ -23,8 +23,8 @@ from fastvid.storage.cache import NodeCache
 from fastvid.storage.client import first_bytes, lacks_ranges
 from fastvid.storage.local import LocalStorage
 from fastvid.storage.protocol import RemoteOptions, Version, changed_error, check_name, replaced_error, truncated_error
-from fastvid.storage.requests import MissingIgnored, is_replaced
-from fastvid.storage.web import open_client
+from fastvid.storage.requests import is_replaced
+from fastvid.storage.web import WebClient, open_client
 
 PIECE_BYTES: Final = 16 * 2**20
 """Longer ranges are split into pieces of this size and read concurrently."""
@@ -122,16 +122,9 @@ class ObjectStorage:
         return self._head(name).size
 
     def read(self, name: str) -> bytes:
-        data, version = self._client.get(check_name(name, self.url), PIECE_BYTES)
-        if data is not None:
-            return bytes(data)
-        try:
-            whole = bytearray(version.size)
-        except (MemoryError, OverflowError) as error:
-            message = f"file of {version.size:,} bytes does not fit into memory"
-            raise StorageError(message, file=self._client.file(name)) from error
-        self._fill(name, [(0, memoryview(whole))], version)
-        return bytes(whole)
+        whole = io.BytesIO()
+        self.download(name, whole, lambda _: None)
+        return whole.getvalue()
 
     def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]], version: Version | None = None) -> None:
         check_name(name, self.url)
@@ -163,8 +156,8 @@ class ObjectStorage:
         try:
             data, version = self._client.get_range(check_name(name, self.url), 0, PIECE_BYTES, None)
         except StorageError as error:
-            if lacks_ranges(error):
-                return self._download_whole(name, file, check)
+            if lacks_ranges(error) and isinstance(self._client, WebClient):
+                return _download_whole(self._client, name, file, check)
             raise
         version = version or self._head(name)  # an empty file has no range to request
         check(version)
@@ -227,11 +220,10 @@ class ObjectStorage:
         self._writing(name)
         version = None
         if expected is not None:
-            found = None
-            with MissingIgnored():
-                found, version = self._client.get(name, len(expected))
-            if found is None or bytes(found) != expected:
+            found = first_bytes(self._client, name, len(expected) + 1)
+            if found is None or bytes(found[1]) != expected:
                 return False
+            version = found[0]
         done = self._client.put_if(name, data, version)
         self._forget(name)
         return done
@@ -334,20 +326,6 @@ class ObjectStorage:
             for future in futures:
                 future.cancel()
 
-    def _download_whole(self, name: str, file: _File, check: Callable[[Version], None]) -> Version:
-        found: builtins.list[Version] = []
-
-        def take(version: Version, pieces: Iterator[bytes]) -> None:
-            check(version)
-            file.seek(0)
-            file.truncate()
-            for piece in pieces:
-                file.write(piece)
-            found.append(version)
-
-        self._client.stream(name, take)
-        return found[-1]
-
     def _forget(self, name: str) -> None:
         with self._lock:
             self._versions.pop(name, None)
@@ -361,3 +339,19 @@ class ObjectStorage:
             where = "over HTTP" if self._is_http else "to the Hub"
             raise StorageError(f"cannot write {where}", file=self.url, hint="use s3:// or gs://")
         return check_name(name, self.url)
+
+
+def _download_whole(client: WebClient, name: str, file: _File, check: Callable[[Version], None]) -> Version:
+    """Copy a file of a server without byte ranges."""
+    found: list[Version] = []
+
+    def take(version: Version, pieces: Iterator[bytes]) -> None:
+        check(version)
+        file.seek(0)
+        file.truncate()
+        for piece in pieces:
+            file.write(piece)
+        found.append(version)
+
+    client.stream(name, take)
+    return found[-1]

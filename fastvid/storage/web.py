@@ -78,16 +78,6 @@ class WebClient(StoreClient):
 
         return self._call(name, call)
 
-    def get(self, name: str, most: int) -> tuple[memoryview | None, Version]:
-        """See `StoreClient`."""
-
-        def call() -> tuple[memoryview | None, Version]:
-            with self._answer("GET", name) as answer:
-                fits = answer.version.size <= most
-                return TRAFFIC.received(memoryview(b"".join(answer.body))) if fits else None, answer.version
-
-        return self._call(name, call)
-
     def get_range(
         self, name: str, offset: int, length: int, version: Version | None
     ) -> tuple[memoryview, Version | None]:
@@ -110,7 +100,7 @@ class WebClient(StoreClient):
         return self._call(name, call)
 
     def stream(self, name: str, take: Callable[[Version, Iterator[bytes]], None]) -> None:
-        """See `StoreClient`."""
+        """Pass version and bytes of `name` to `take`, for servers without ranges; a retry calls `take` again."""
 
         def call() -> None:
             with self._answer("GET", name, seconds=WRITE_SECONDS) as answer:

@@ -216,8 +216,6 @@ def test_machine_without_a_driver_says_what_is_missing(caplog):
     if torch.cuda.is_available():
         assert why is None
     else:
-        assert why.startswith(
-            "decoder 'nvdec' is not available: RuntimeError: Failed to load NVENC library"
-        )
+        assert why.startswith("decoder 'nvdec' is not available: RuntimeError: Failed to load NVENC library")
         assert "\n" not in why
     assert not [record for record in caplog.records if record.name.startswith(("PyNvVideoCodec", "fastvid.decode"))]

@@ -30,7 +30,7 @@ def test_every_zoo_model_maps_clips_to_logits(name):
 
 
 def test_options_are_listed_and_applied():
-    assert {"width", "shift_inplace", "shift_div", "recompute"} <= set(options("tsm-r50"))
+    assert {"width", "shift_div", "recompute"} <= set(options("tsm-r50"))
     assert set(options("temporal-r18")) == {
         "width",
         "zero_init_residual",

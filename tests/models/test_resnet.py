@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from fastvid.models.i3d import I3D_3X3X3, SLOW_ONLY, i3d, inflate
 from fastvid.models.resnet import ResNet
-from fastvid.models.shift import ShiftConv2d, temporal_shift
+from fastvid.models.shift import temporal_shift
 from fastvid.models.tsn import FrameAverage, fold_frames
 from fastvid.models.zoo import build
 
@@ -160,26 +160,3 @@ def test_shift_keeps_its_input_and_the_memory_format(memory_format):
     out = temporal_shift(x, 4)
     assert torch.equal(x, before)
     assert out.is_contiguous(memory_format=memory_format)
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("bias", [False, True])
-def test_in_place_shift_convolution_passes_gradcheck(stride, bias):
-    plain = nn.Conv2d(5, 2, 3, stride=stride, padding=1, bias=bias).double()
-    conv = ShiftConv2d(plain, 3, shift_div=4, inplace=True)
-    x = torch.randn(3, 5, 2, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda y, *_: conv(y), (x, *conv.parameters()))
-
-
-def test_shift_convolution_casts_like_a_convolution_under_autocast():
-    conv = nn.Conv2d(16, 8, 1)
-    x = torch.randn(8, 16, 4, 4)
-    grads = []
-    for inplace in (False, True):
-        one = ShiftConv2d(copy.deepcopy(conv), 4, inplace=inplace)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            out = one(x)
-        assert out.dtype is torch.bfloat16
-        out.float().square().sum().backward()
-        grads.append([one.weight.grad, one.bias.grad])
-    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))

@@ -58,13 +58,13 @@ def read(server, **options):
 def test_connections_are_used_again_unless_the_server_closed_them(servers, caplog):
     client = WebClient(servers[0].endpoint, RemoteOptions(patience_seconds=2))
     for _ in range(3):
-        assert client.get("film", 100)[0] == DATA
+        assert client.get_range("film", 0, 100, None)[0] == DATA
         assert client.head("film").size == 100
     (idle,) = client._idle.values()
     assert len(idle) == 1
     for connection in idle:
         connection.sock.shutdown(socket.SHUT_RD)  # as if the server had ended it
-    assert client.get("film", 100)[0] == DATA
+    assert client.get_range("film", 0, 100, None)[0] == DATA
     assert "film" not in caplog.text
 
 

@@ -104,14 +104,14 @@ def test_swap_fails_when_another_writer_wrote_equal_bytes(lossy, storage):
     behind, proxy = lossy
     # Both write the same record. The other writer is first, and the response that tells so is lost once.
     storage.write("d.json", b"start")
-    reading = behind._client.get
+    reading = behind._client.get_range
 
-    def overtaken(name, most):
-        found = reading(name, most)
+    def overtaken(*asked):
+        found = reading(*asked)
         assert storage.swap("d.json", b"commit 2", b"start")
         return found
 
-    behind._client.get = overtaken
+    behind._client.get_range = overtaken
     proxy.lose_next("PUT")
     assert not behind.swap("d.json", b"commit 2", b"start")
     assert len(proxy.lost) == 1

@@ -34,14 +34,17 @@ def server():
     socketserver.ThreadingTCPServer.allow_reuse_address = True
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads, server.connections, server.heads, server.ends = True, 0, [], False
+        server.url = f"http://127.0.0.1:{server.server_address[1]}"
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.shutdown()
 
 
-def read(server, count=1):
-    client = WebClient(f"http://127.0.0.1:{server.server_address[1]}", RemoteOptions(patience_seconds=0.2))
-    return {bytes(client.get("film", 100)[0]) for _ in range(count)}
+def read(server, count=1, **options):
+    client, found = WebClient(server.url, RemoteOptions(patience_seconds=0.2), **options), []
+    for _ in range(count):
+        client.stream("film", lambda _, pieces: found.append(b"".join(pieces)))
+    return set(found)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +93,11 @@ def test_wrong_heads_are_errors_that_say_what_is_wrong(server, answer, message):
 
 def test_nothing_can_be_added_to_the_head_of_a_request(server):
     server.answer, server.ends = OK + BODY, True
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    client = WebClient(url, RemoteOptions(patience_seconds=0.2), query="a b")
     with pytest.raises(StorageError, match="a request cannot contain"):
-        client.get("film", 100)
-    client = WebClient(url, RemoteOptions(patience_seconds=0.2))
+        read(server, query="a b")
+    client = WebClient(server.url, RemoteOptions(patience_seconds=0.2))
     with pytest.raises(StorageError, match="a request cannot contain"):
         client.get_range("film", 0, 2, Version('"a"\r\nX-Y: b', None, 5))
-    assert open_storage(url).read("a\r\nX-Y: b") == b"five!"  # a name is escaped
-    assert server.heads[0].splitlines()[0] == b"GET /a%0D%0AX-Y:%20b HTTP/1.1"
-    assert len(server.heads) == 1
+    assert open_storage(server.url).read("a\r\nX-Y: b") == b"five!"  # a name is escaped
+    # A request for a range, and one for the whole file, since this server has no ranges.
+    assert [head.splitlines()[0] for head in server.heads] == 2 * [b"GET /a%0D%0AX-Y:%20b HTTP/1.1"]

@@ -37,7 +37,7 @@ from fastvid.sharding.encode.profiles import Profile, Settings
 from fastvid.sharding.in_place import IndexFiles
 from fastvid.sharding.job import ledger
 from fastvid.sharding.job.frozen import given_sources, start_work
-from fastvid.sharding.job.job import MAX_SECONDS, EncodeShards, JobReport, index_settings, run
+from fastvid.sharding.job.job import MAX_SECONDS, EncodeShards, JobReport, index_settings, inherit_blocks, run
 from fastvid.sharding.job.ledger import Part, Row
 from fastvid.sharding.job.lock import Staging, delete_below
 from fastvid.sharding.job.members import annotations_of, hide_sources
@@ -256,6 +256,7 @@ def add_sources(
         return start_work(scratch, given, chosen.mine, partial(look, generation, settings), make)
 
     def commit(work: ShardWork, parts: Sequence[Part], _command: str) -> pa.Table:
+        inherit_blocks(storage, sources)
         rows = merge_parts(storage, work, parts)
         staging.begin({**work.identity, _MERGED: True}, replace=True)
         return rows

@@ -23,9 +23,7 @@ import pyarrow as pa
 from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.format import schema
 from fastvid.format.annotations import annotation_table, fact_columns, read_signals, signals_file
-from fastvid.format.dataset import change
-from fastvid.format.generations import Generation, ShardRecord, commit_generation, history, read_head, upgrade_records
-from fastvid.format.selection import with_facts
+from fastvid.format.generations import Generation, ShardRecord, commit_generation, read_annotations, read_generation
 from fastvid.format.tar import TarDigest, TarMember, read_members
 from fastvid.format.writing import IndexedSample, IndexedStream, index_shard
 from fastvid.media.ffmpeg import Limits
@@ -213,34 +211,28 @@ def rebuild(
     shards: Collection[str] | None = None,
     workers: int | None = None,
 ) -> tuple[str, ...]:
-    """Recompute the sidecars of shards of a dataset from their tars, and upgrade a dataset of fastvid 0.1.
+    """Recompute the sidecars of shards of a dataset from their tars.
 
     Shards of videos in place are left to `fastvid.sharding.in_place`.
 
     Returns the names of the shards.
     """
     storage = open_storage(url)
-    head = read_head(storage, oldest=1)
-    is_old, every = head.major < schema.FORMAT_VERSION[0], history(storage, head)
-    generations = list(every) if is_old else [next(every)]
-    records = {
-        record.name: record for generation in generations for record in generation.shards if not record.is_in_place
-    }
+    generation = read_generation(storage)[1]
+    records = {record.name: record for record in generation.shards if not record.is_in_place}
     foreign = [record.name for record in records.values() if record.profile.get("name") == schema.FOREIGN]
-    chosen = [name for name in records if is_old or shards is None or name in shards]
+    chosen = [name for name in records if shards is None or name in shards]
     for stem in chosen:
         _check_tar(storage, records[stem])
         if stem not in foreign:
-            index_shard(storage, stem, streams=generations[0].streams, tar_sha256=records[stem].sha256)
+            index_shard(storage, stem, streams=generation.streams, tar_sha256=records[stem].sha256)
     if set(foreign) & set(chosen):
         storage = _on_disk(storage)
         wanted: dict[str, list[str]] = {}
-        for generation in generations:
-            name = schema.annotations_file(generation.number)
-            keys, start = schema.from_parquet(storage.read(name), file=name, columns=["key"])["key"].to_pylist(), 0
-            for record in generation.shards:
-                wanted[record.name] = keys[start : start + record.samples]
-                start += record.samples
+        keys, start = read_annotations(storage, generation)["key"].to_pylist(), 0
+        for record in generation.shards:
+            wanted[record.name] = keys[start : start + record.samples]
+            start += record.samples
         tars = {stem: str(storage.path(f"{stem}.tar")) for stem in foreign}
         # Keys must be unique among the samples of all tars, also of those that are not indexed now.
         some = {stem: wanted[stem] for stem in foreign if stem in chosen}
@@ -250,23 +242,7 @@ def rebuild(
         with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
             work.records = LocalStorage(folder)
             Job(work, How(workers=workers)).run()
-    if is_old:
-        upgrade_records(storage, head)
-    _add_facts(storage)
     return tuple(chosen)
-
-
-def _add_facts(storage: Storage) -> None:
-    """Add frame rate, size and duration to the annotations of a dataset that 0.1 made, in a new generation."""
-
-    def edit(generation: Generation, table: pa.Table) -> tuple[Generation, pa.Table] | None:
-        if set(schema.FACT_FIELDS) <= set(table.column_names):
-            return None
-        names = [shard.name for shard in generation.shards]
-        new = replace(generation, note=f"add {', '.join(schema.FACT_FIELDS)} to the annotations")
-        return new, with_facts(storage, names, generation.streams[0], table)
-
-    change(storage, edit)
 
 
 def _check_tar(storage: Storage, record: ShardRecord) -> None:

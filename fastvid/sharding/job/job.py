@@ -30,13 +30,14 @@ from fastvid.runtime.values import check_choice, count, size, things
 from fastvid.sharding.encode.flow import PICTURES, choose_streams
 from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
 from fastvid.sharding.job import ledger
-from fastvid.sharding.job.frozen import Changes, compare_sources, starting
+from fastvid.sharding.job.frozen import Changes, Roots, compare_sources, starting
 from fastvid.sharding.job.ledger import PackedSample, Part
 from fastvid.sharding.job.lock import lock_folder, scratch_folder
 from fastvid.sharding.job.members import annotate_members, annotation_row, annotations_of, dataset_record, with_record
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart, differences, digest, job_identity
 from fastvid.sharding.job.run import How, Job, ShardWork, SourceWork, View
 from fastvid.sharding.sources.sources import Source, SourceList
+from fastvid.sharding.sources.tars import is_dataset, paths_of
 from fastvid.sharding.work.tasks import EncodedSample
 from fastvid.storage import Storage, open_storage
 
@@ -263,7 +264,17 @@ def run_job(
     def make(found: SourceList) -> ShardWork:
         return EncodeShards(storage, found, settings, **packing, drop_duplicates=drop_duplicates)
 
-    return run(storage, how, starting(storage, sources, annotations, looking, how.mine, make))
+    def commit(work: ShardWork, parts: Sequence[Part], name: str) -> pa.Table:
+        inherit_blocks(storage, sources)
+        return commit_job(work, parts, name)
+
+    return run(storage, how, starting(storage, sources, annotations, looking, how.mine, make), commit)
+
+
+def inherit_blocks(storage: Storage, sources: Roots) -> None:
+    """Block what the datasets among a job's sources block: what was taken down there must not come back here."""
+    for path in filter(is_dataset, paths_of("source", sources)):
+        ledger.block(storage, ledger.read_blocked(open_storage(path)))
 
 
 def choose_settings(
@@ -323,10 +334,7 @@ def transcode_dataset(
     """
     if audio not in (None, "copy", "drop"):
         raise UsageError(f"sound of a dataset cannot be encoded as {audio!r}", hint="use copy or drop")
-    old = open_storage(dataset)
-    generation = read_generation(old)[1]
-    # Sources that the old dataset blocks are blocked in the new one too.
-    ledger.block(open_storage(out), ledger.read_blocked(old))
+    generation = read_generation(open_storage(dataset))[1]
     return run_job(
         [dataset],
         out,

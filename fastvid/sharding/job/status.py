@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from msgspec import DecodeError, Meta
 from msgspec.json import decode
@@ -51,7 +51,7 @@ class PartStatus(JobProgress):
 
     part: Annotated[str, Meta(pattern=r"^[0-9]{1,9}/[0-9]{1,9}$")] | None = None
     command: str
-    state: str
+    state: Literal["running", "stale", "failed", "finished"]
     host: str
     pid: int
     started: str

@@ -6,7 +6,7 @@ The work is divided among processes, see `fastvid.sharding.verify.checks`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -67,7 +67,6 @@ def verify_dataset(
     sample: int | None = None,
     seed: int = 0,
     workers: int | None = None,
-    shards: Sequence[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
     """Check a generation of a dataset, including removed samples.
@@ -78,7 +77,6 @@ def verify_dataset(
         sample: Check only this many samples, drawn with `seed`, and do not hash the tars.
         seed: Seed for `sample`.
         workers: Worker processes; by default one per core. With 1, everything runs in this process.
-        shards: Check only these shards.
         progress: Called with the number of samples decoded since the last call, and the total number of samples.
 
     Raises:
@@ -91,8 +89,7 @@ def verify_dataset(
     _, record = read_generation(storage, generation)
     workers = available_cores() if workers is None else workers
     report = VerifyReport(generation=record.number, total=record.num_samples)
-    every = _sampled(url, record, sample, seed) if sample is not None else _all(url, record, workers)
-    tasks = [task for task in every if shards is None or task.record.name in shards]
+    tasks = list(_sampled(url, record, sample, seed) if sample is not None else _all(url, record, workers))
     wanted = sum(len(task.rows) for task in tasks)
     facts: dict[str, dict[int, tuple[str, str, int]]] = {}
     problems: dict[Problem, None] = {}

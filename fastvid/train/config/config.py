@@ -39,9 +39,6 @@ class ModelConfig:
             networks take one file for both streams, or SPATIAL,TEMPORAL.
         ghost_norm: Compute batch norm over groups of `data.group_size` clips instead of over a rank's micro-batch.
         compile: Run the model through ``torch.compile``; the first steps take longer.
-        pipeline: Number of devices of one machine that a replica is spread over, see `fastvid.models.pipeline`. Start
-            one rank for each group of so many devices.
-        pipeline_batches: Number of micro-batches in the pipeline; batch norm is computed over one at a time.
         options: Keyword arguments of the model, for example ``{"dropout": 0.8}``; None keeps the model's default.
     """
 
@@ -51,17 +48,10 @@ class ModelConfig:
     weights: str | None = None
     ghost_norm: bool = False
     compile: bool = False
-    pipeline: int = 1
-    pipeline_batches: int = 4
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        at_least(1, self, "num_classes", "pipeline", "pipeline_batches")
-        if self.pipeline > 1 and self.compile:
-            raise UsageError(
-                "model.compile cannot be combined with model.pipeline",
-                hint="set model.compile=false or model.pipeline=1",
-            )
+        at_least(1, self, "num_classes")
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -330,7 +330,6 @@ class Trainer:
         self.recorder.write("eval", **row)
         if self.score.scored and not math.isfinite(self.score.loss):
             raise _diverged(f"loss of the evaluation is {self.score.loss}", replica)
-        self.strategy.scored(replica, self.score)
         if self.member.leads:
             log.info("epoch %d evaluated in %.1f s: %s", epoch + 1, seconds, self.score)
             if self.checkpoints is not None:

@@ -39,7 +39,6 @@ from fastvid.train.tasks.task import find_class
 if TYPE_CHECKING:
     from fastvid.load.batch.batch import Batch
     from fastvid.train.config.config import Config
-    from fastvid.train.parts.evaluate import Score
     from fastvid.train.parts.replica import Loader, Replica
     from fastvid.train.tasks.task import Sums
 
@@ -209,9 +208,6 @@ class Strategy:
         """
         return True
 
-    def scored(self, replica: Replica, score: Score) -> None:
-        """Handle the score of an evaluation."""
-
     def state_dict(self) -> dict[str, Any]:
         """Return the strategy's part of a checkpoint; called on the rank that writes it."""
         return {}
@@ -299,7 +295,7 @@ def split_options(name: str, kind: type[Strategy], options: Mapping[str, Any]) -
     if others and "batch" not in others:
         raise UsageError(
             f"sync options {', '.join(sorted(others))} need a batch policy",
-            hint="set sync_options.batch to schedule, noise or plateau",
+            hint="set sync_options.batch to schedule or noise",
         )
     return own, others
 

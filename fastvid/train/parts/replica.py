@@ -63,7 +63,7 @@ class Average(AveragedModel):
     def in_place(self, model: nn.Module) -> Iterator[None]:
         """Swap the averaged values into the model inside the block.
 
-        `module` cannot be evaluated instead, because the copy lacks the ``forward`` of a compiled or pipelined model.
+        `module` cannot be evaluated instead, because the copy lacks the ``forward`` of a compiled model.
         """
         self._swap(model)
         try:

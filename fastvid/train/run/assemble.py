@@ -26,7 +26,6 @@ from fastvid.load.order.epoch import Order
 from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.models import zoo
 from fastvid.models.ghost import use_ghost_norm
-from fastvid.models.pipeline import local_devices, place_on_devices
 from fastvid.models.two_stream import TwoStream, load_stream_weights
 from fastvid.models.weights import load_weights
 from fastvid.runtime.values import json_text, sha256
@@ -272,8 +271,6 @@ def build_model(config: Config, member: Member, make: ModelSource | None = None)
         for parameter in model.parameters():
             if parameter.ndim in _FORMATS:
                 parameter.data = parameter.data.contiguous(memory_format=_FORMATS[parameter.ndim])
-    if config.model.pipeline > 1:
-        place_on_devices(model, local_devices(member.device, config.model.pipeline), config.model.pipeline_batches)
     if config.model.compile:
         model.compile()
     return model

@@ -1,4 +1,4 @@
-"""Policies that increase the global batch size: by schedule, by gradient noise, or on a plateau of the loss.
+"""Policies that increase the global batch size: by schedule or by gradient noise.
 
 The 2018 system of Cong et al. has an adaptive batch size whose rule is not published; these policies do not
 reproduce it.
@@ -7,7 +7,6 @@ reproduce it.
                et al. 2018
     noise      grows while the gradient noise scale (`fastvid.train.strategies.average`) exceeds the batch size:
                McCandlish et al. 2018
-    plateau    grows when the evaluation loss has not improved for some evaluations
 
 A policy's inputs are the same on every rank, so its batch sizes are too. Sizes never decrease; each is the first size
 times a power of the growth factor.
@@ -21,7 +20,7 @@ as a smaller batch, a multiple of the first size.
 The learning rate, option ``batch_lr``:
     linear   the schedule's rate times the growth of the batch, so that the ratio of rate to batch size follows the
              schedule: if batches double where the rate is halved, the rate stays constant. Default of "schedule".
-    keep     the schedule's rate; the ratio decreases with each growth. Default of "noise" and "plateau".
+    keep     the schedule's rate; the ratio decreases with each growth. Default of "noise".
 
 A run resumes from a checkpoint with any world size and the batch sizes decided so far. Noise measurements made with a
 different world size are discarded, so the next decision may come later.
@@ -31,7 +30,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -43,7 +41,6 @@ from fastvid.errors import UsageError
 from fastvid.load.batch.batch import Batch
 from fastvid.runtime.values import check_choice, check_least
 from fastvid.train.loop.strategy import Round, Strategy
-from fastvid.train.parts.evaluate import Score
 from fastvid.train.parts.replica import Loader, Replica
 from fastvid.train.ranks import Member
 from fastvid.train.strategies.average import GradientNorms, NoiseMeter
@@ -85,9 +82,6 @@ class BatchPolicy:
 
     def observe_noise(self, scale: float, samples: int) -> None:
         """Handle a measurement of the gradient noise scale, in clips; it may be infinite or nan."""
-
-    def observe_loss(self, loss: float, samples: int) -> None:
-        """Handle the mean loss of an evaluation; it may be nan."""
 
     def grown(self, times: int) -> int:
         """Return the size after growing `times` times, but no more than `largest`."""
@@ -148,36 +142,9 @@ class Noise(BatchPolicy):
             self._grow(samples, f"gradient noise scale is {scale:.3g}")
 
 
-class Plateau(BatchPolicy):
-    """Grows after `patience` consecutive evaluations without a loss below the best by the fraction `threshold`."""
-
-    def __init__(self, growth: int = 2, largest: int | None = None, threshold: float = 0.01, patience: int = 2) -> None:
-        super().__init__(growth, largest)
-        self.threshold = _positive("batch_threshold", threshold)
-        check_least(1, **{"sync option batch_patience": patience})
-        self.patience = patience
-        self.best, self.waited = math.inf, 0
-
-    def observe_loss(self, loss: float, samples: int) -> None:
-        if loss < self.best - self.threshold * abs(self.best) or (math.isinf(self.best) and math.isfinite(loss)):
-            self.best, self.waited = loss, 0
-            return
-        self.waited += 1
-        if self.waited >= self.patience:
-            self.waited = 0
-            self._grow(samples, f"loss is {loss:.4g}, the best was {self.best:.4g}")
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "best": self.best, "waited": self.waited}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.best, self.waited = float(state["best"]), int(state["waited"])
-
-
 def make_policy(name: str, **options: Any) -> BatchPolicy:
     """Build the policy of that name; an option that is None keeps the policy's default."""
-    kinds: dict[str, type[BatchPolicy]] = {"schedule": Scheduled, "noise": Noise, "plateau": Plateau}
+    kinds: dict[str, type[BatchPolicy]] = {"schedule": Scheduled, "noise": Noise}
     check_choice("sync option batch", name, kinds)
     given = {option: value for option, value in options.items() if value is not None}
     if unknown := given.keys() - inspect.signature(kinds[name]).parameters.keys():
@@ -220,7 +187,6 @@ class AdaptiveBatch(Strategy):
         batch_lr: str | None = None,
         batch_at: str | float | None = None,
         batch_threshold: float | None = None,
-        batch_patience: int | None = None,
         batch_window: int = 50,
         **options: Any,
     ) -> None:
@@ -228,9 +194,8 @@ class AdaptiveBatch(Strategy):
         check_least(1, **{"sync option batch_window": batch_window})
         super().__init__(member, **options)
         self.batch_policy = make_policy(
-            batch, growth=batch_growth, largest=batch_max, at=batch_at, threshold=batch_threshold,
-            patience=batch_patience,
-        )  # fmt: skip
+            batch, growth=batch_growth, largest=batch_max, at=batch_at, threshold=batch_threshold
+        )
         self.meter: NoiseMeter | None = None
         self._batch_linear = isinstance(self.batch_policy, Scheduled) if batch_lr is None else batch_lr == "linear"
         self._batch_window = batch_window
@@ -249,7 +214,7 @@ class AdaptiveBatch(Strategy):
         if self.meter is not None and self.world_size > 1 and not measured:
             raise UsageError(
                 f"batch=noise does not support {type(self).__name__}, which does not measure the gradient noise",
-                hint="add a method measure(meter) to it, or use batch=schedule or batch=plateau",
+                hint="add a method measure(meter) to it, or use batch=schedule",
             )
 
     def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Generator[Round, None, None]:
@@ -295,10 +260,6 @@ class AdaptiveBatch(Strategy):
             self._decide(self.meter, replica)
             self.meter.gather()
         return True
-
-    def scored(self, replica: Replica, score: Score) -> None:
-        super().scored(replica, score)
-        self.batch_policy.observe_loss(score.loss, replica.samples)
 
     def state_dict(self) -> dict[str, Any]:
         meter = None if self.meter is None else self.meter.state_dict()

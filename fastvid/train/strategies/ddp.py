@@ -50,12 +50,11 @@ class Ddp(Strategy):
         super().prepare(replica)
         if self.world_size == 1:
             return
-        spans = len({parameter.device for parameter in replica.model.parameters()}) > 1
         # static_graph is not used: with no_sync in the first step it computes wrong gradients and fails an internal
         # assertion (torch 2.13).
         replica.forward = DistributedDataParallel(
             replica.model,
-            device_ids=[self.member.device] if self.member.device.type == "cuda" and not spans else None,
+            device_ids=[self.member.device] if self.member.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
             **_KEEP_BUFFERS,
         )

@@ -173,9 +173,7 @@ class Kavg(Strategy):
             UsageError: If averages are rounded by compression, which the measurement would take for noise.
         """
         if self._codec is not None:
-            raise UsageError(
-                "batch=noise does not support compression to integers", hint="use batch=schedule or batch=plateau"
-            )
+            raise UsageError("batch=noise does not support compression to integers", hint="use batch=schedule")
         self.meter = meter
 
     def prepare(self, replica: Replica) -> None:

@@ -63,9 +63,9 @@ def mine(folder, tmp_path):
     return tmp_path
 
 
-def flip(path):
+def flip(path, at=None):
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[len(data) // 2 if at is None else at] ^= 1
     path.write_bytes(data)
 
 
@@ -195,6 +195,22 @@ def test_verify_finds_damage_and_repairs_sidecars(mine):
     damaged = fastvid.open(out)
     with pytest.raises(FormatError, match="not the one that was indexed"):
         [damaged[sample].frames([0]) for sample in range(len(damaged))]
+
+
+def test_damaged_packet_tables_are_indexed_again_as_their_hint_says(mine, capsys):
+    out = mine / "set"
+    flip(out / "data-000000.pkt", -1)
+    dataset = fastvid.open(out)
+    with pytest.raises(FormatError, match="packet table does not match") as caught:
+        [dataset[sample].frames([0]) for sample in range(len(dataset))]
+    assert "run `fastvid index DIR`" in caught.value.hint
+    assert main(["index", str(out)]) == 0
+    assert "indexed 1 shard again" in capsys.readouterr().out
+    assert verify_dataset(str(out), workers=1).problems == []
+    flip(out / "data-000001.pkt", 20)
+    with pytest.raises(FormatError) as caught:
+        reindex(str(out))
+    assert "restore the file from a copy" in caught.value.hint  # only the index said which videos it described
 
 
 def test_parts_and_several_workers_make_the_same_dataset(mine):

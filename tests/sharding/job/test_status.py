@@ -187,7 +187,7 @@ def printed(capsys, folder, *options):
         "{", "[]", "[" * 100_000, '"\\ud800"', "{}",
         *(json.dumps(record(1, 2) | change) for change in (
             {"pid": "seven"}, {"part": "x/y"}, {"part": "0/" + "9" * 5000}, {"time": "yesterday"}, {"time": None},
-            {"reasons": ["many"]}, {"sources_done": "all"}, {"started": 7}, {"state": None},
+            {"reasons": ["many"]}, {"sources_done": "all"}, {"started": 7}, {"state": None}, {"state": "sleeping"},
         )),
     ],
 )  # fmt: skip

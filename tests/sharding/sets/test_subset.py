@@ -92,6 +92,8 @@ def test_a_share_takes_whole_files_by_a_seed_and_more_per_class_contain_fewer(st
     made = make_subset(store.url, tmp_path / "a", Selection(share=0.5, seed=3))
     parents = [row["parent"] for row in rows(tmp_path / "a").values()]
     assert made.generation.num_samples == 6
+    assert made.generation.note.endswith("share 0.5 by parent, seed 3")
+    assert str(Selection(share=0.5, stratify="label")) == "share 0.5 by parent, stratified by label, seed 0"
     assert all(parents.count(parent) == 2 for parent in parents)
     drawn = set()
     for seed in range(6):

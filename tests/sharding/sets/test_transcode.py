@@ -8,6 +8,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job, transcode_dataset
+from fastvid.sharding.job.ledger import block, read_blocked
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage, open_storage
 from tests.datasets import recommit
@@ -115,6 +116,19 @@ def test_labels_without_class_names_are_kept(old, tmp_path):
     table = Dataset(str(tmp_path / "new")).annotations
     found = dict(zip(table["key"].to_pylist(), table["label"].to_pylist(), strict=True))
     assert found == {key: row["label"] for key, row in rows(old).items()}
+
+
+def test_what_the_old_dataset_blocks_is_blocked_in_every_dataset_made_from_it(old, tmp_path):
+    taken = LocalStorage(copied(old, tmp_path / "d"))
+    other = LocalStorage(copied(old, tmp_path / "other"))
+    hashes = block(taken, ["0" * 64])
+    with pytest.raises(UsageError, match="made by a job that differs"):
+        transcode_dataset(taken.url, other.url, profile=TINY, workers=1)
+    assert not other.exists("blocked.json")  # a refused command changes nothing
+    transcode_dataset(taken.url, tmp_path / "new", profile=TINY, workers=1)
+    run_job([taken.url], tmp_path / "again", profile=TINY, workers=1)
+    for name in ("new", "again"):
+        assert read_blocked(LocalStorage(tmp_path / name)) == hashes
 
 
 def test_what_cannot_be_encoded_is_refused(old, tmp_path, capsys):

@@ -42,7 +42,7 @@ def test_values_are_parsed_by_the_type_of_the_field(config):
             "sync_options.k=8",
             "model.options.dropout=0.8",
             "model.options.non_local=gaussian",
-            "model.options.shift_inplace=true",
+            "model.options.recompute=true",
         ],
     )
     assert (changed.optim.base_lr, changed.optim.nesterov, changed.optim.clip_norm) == (0.01, True, None)
@@ -52,7 +52,7 @@ def test_values_are_parsed_by_the_type_of_the_field(config):
     assert overrides.apply(config, ["data.generation=12"]).data.generation == 12
     assert changed.sync == "kavg"
     assert changed.sync_options == {"k": 8}
-    assert changed.model.options == {"dropout": 0.8, "non_local": "gaussian", "shift_inplace": True}
+    assert changed.model.options == {"dropout": 0.8, "non_local": "gaussian", "recompute": True}
     # No other value has changed, and the original is unchanged.
     before, after = flatten(to_json(config)), flatten(to_json(changed))
     moved = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}

@@ -16,7 +16,7 @@ from tests.train.strategies import lab, scenarios
 BY_WORLD = {
     2: (
         "k1-sgd", "k1-momentum", "k1-adam", "k4", "k4-norm", "count-k11", "count-k5", "count-int8", "count-int4",
-        "k4-nesterov", "post-local", "ddp-plain", "batch-ddp", "batch-kavg", "batch-plateau",
+        "k4-nesterov", "post-local", "ddp-plain", "batch-ddp", "batch-kavg",
         "meter-ddp", "meter-k1", "meter-k5",
         *(f"{when}-{name}" for name in scenarios.STATEFUL for when in ("whole", "again")),
     ),

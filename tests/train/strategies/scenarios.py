@@ -58,11 +58,6 @@ CASES = {
     # Growing batches.
     "batch-ddp": Case({"batch": "schedule"}, sync="ddp", optim=MOMENTUM | HALVING),
     "batch-kavg": Case({"batch": "schedule", "period": 3}, optim=MOMENTUM | HALVING),
-    "batch-plateau": Case(
-        {"batch": "plateau", "batch_patience": 1, "batch_threshold": 0.2, "batch_max": 64, "period": 3},
-        optim=MOMENTUM,
-        run={"eval_every_epochs": 1},
-    ),
     "meter-ddp": Case({"batch": "noise", "batch_window": 10**6}, sync="ddp", optim=STILL, noise=1.0),
     "meter-k1": Case({"batch": "noise", "batch_window": 10**6, "period": 1}, optim=STILL, noise=1.0),
     "meter-k5": Case({"batch": "noise", "batch_window": 10**6, "period": 5}, optim=STILL, noise=1.0),

@@ -113,7 +113,6 @@ def test_wrong_options_of_any_strategy_are_named():
         ("ddp", {"batch": "noise", "batch_at": "2"}, "no option batch_at", ""),
         ("kavg", {"batch": "noise", "batch_threshold": 0}, "batch_threshold is 0", ""),
         ("ddp", {"batch": "noise", "batch_window": 0}, "batch_window is 0", ""),
-        ("ddp", {"batch": "plateau", "batch_patience": 0}, "batch_patience is 0", ""),
         ("ddp", {"batch": "schedule", "batch_lr": "sqrt"}, "batch_lr is 'sqrt'", ""),
         ("kavg", {"batch_max": 64}, "need a batch policy", ""),
         ("ddp", {"batch": "noise", "batch_size": 64}, "no option 'batch_size'", "batch_growth"),

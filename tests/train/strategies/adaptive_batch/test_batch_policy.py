@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fastvid.runtime.processes import World
 from fastvid.train.loop.strategy import Strategy, build_strategy
 from fastvid.train.ranks import Member
-from fastvid.train.strategies.adaptive_batch import Noise, Plateau, Scheduled, make_policy
+from fastvid.train.strategies.adaptive_batch import Noise, Scheduled, make_policy
 from fastvid.train.strategies.average import NoiseMeter
 from tests.train import toy
 from tests.train.strategies import lab
@@ -60,21 +60,6 @@ def test_growing_batches_give_the_same_result_for_any_world_size(outcomes):
     for world in (2, 3):
         for rank in outcomes(world, "batch-ddp"):
             assert toy.difference(one, rank) < 1e-9
-
-
-def test_a_plateau_grows_the_batch_equally_on_all_ranks(outcomes):
-    ranks = outcomes(2, "batch-plateau")
-    assert sizes(ranks[0]) == sizes(ranks[1])
-    by_epoch = [
-        max(size for size, samples in zip(sizes(ranks[0]), ranks[0]["trace"]["samples"], strict=True)
-            if samples // EPOCH == epoch)
-        for epoch in range(toy.EPOCHS)
-    ]  # fmt: skip
-    assert by_epoch[0] == toy.BATCH
-    assert by_epoch == sorted(by_epoch)
-    assert toy.BATCH < by_epoch[-1] <= 64
-    # The rate is the schedule's.
-    assert ranks[0]["trace"]["lr"][-1] == outcomes(2, "k4")[0]["trace"]["lr"][-1]
 
 
 @pytest.mark.parametrize("name", ["whole-noise", "again-noise"])
@@ -143,22 +128,6 @@ def test_sizes_never_decrease_or_exceed_the_maximum(scales, growth, largest):
     assert set(found) <= {8 * growth**times for times in range(8)}
 
 
-def test_a_plateau_grows_only_after_its_patience_also_when_it_resumes():
-    losses = [math.nan, 2.0, 1.0, 0.95, 1.1, 0.95, 0.95, 0.5, math.nan, 0.5, 0.4]
-    found, state = [], None
-    for loss in losses:
-        # Each time, it resumes from its state.
-        policy = Plateau(2, None, threshold=0.1, patience=2)
-        policy.begin(8, EPOCH, ())
-        if state is not None:
-            policy.load_state_dict(state)
-        policy.observe_loss(loss, 0)
-        found.append(policy.size(0))
-        state = policy.state_dict()
-    # Not better than 1.0 by a tenth: 0.95 and 1.1, then twice 0.95; not better than 0.5: nan and 0.5.
-    assert found == [8, 8, 8, 8, 16, 16, 32, 32, 32, 64, 64]
-
-
 def test_batch_at_is_parsed_as_epochs():
     policy = Scheduled(2, None, at="1,2.5")
     policy.begin(8, 88, (7,))
@@ -180,4 +149,4 @@ def test_conflicting_options_are_refused():
     with toy.refused("no epochs to grow at"):
         make_policy("schedule").begin(8, EPOCH, ())
     with toy.refused("batch_max is 4"):
-        make_policy("plateau", largest=4).begin(8, EPOCH, ())
+        make_policy("noise", largest=4).begin(8, EPOCH, ())

@@ -8,7 +8,6 @@ import torch
 
 from bench.common.ports import reserved_port
 from fastvid.errors import StateError
-from fastvid.models.pipeline import place_on_devices
 from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.records import records as metrics
 from fastvid.train.strategies.asgd.weights import Weights
@@ -47,23 +46,6 @@ def test_one_rank_trains_like_ddp(tmp_path, optim):
             plain[key] for key in ("samples", "loss", "lr", "skipped")
         ]
         assert (row["staleness_mean"], row["clients"], row["updates"]) == (0, 1, row["step"])
-
-
-def in_a_row(made):
-    place_on_devices(made.replica.model, [torch.device("cpu")] * 2, 2)
-
-
-def test_a_replica_may_span_several_devices(tmp_path):
-    """With a pipeline of blocks and two micro-batches, the server receives the gradient of the whole batch."""
-    runs = {
-        "whole": lab.run(case(options=jobs.GRADIENTS), tmp_path / "whole", toy.ALONE),
-        "row": lab.run(case(options=jobs.GRADIENTS, setup=in_a_row), tmp_path / "row", toy.ALONE),
-        "ddp": lab.run(lab.Case(sync="ddp", setup=in_a_row), tmp_path / "ddp", toy.ALONE),
-    }
-    assert toy.difference(runs["row"], runs["ddp"]) == 0
-    assert runs["row"]["lineage"] == runs["whole"]["lineage"]
-    # Sums over micro-batches round differently.
-    assert 0 < toy.difference(runs["row"], runs["whole"]) < 1e-12
 
 
 def test_a_stopped_run_resumes(tmp_path):
