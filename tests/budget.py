@@ -26,7 +26,7 @@ BUDGET: Final[dict[str, int]] = {
     "videos": 775,
     "sharding": 10_836,
     "load": 5_814,
-    "train": 6_529,
+    "train": 6_525,
     "models": 1_049,
     "cli": 1_386,
     "report": 417,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 50_223
+TESTS: Final = 48_473
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

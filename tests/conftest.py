@@ -69,7 +69,7 @@ FOOTAGE = Path(__file__).parents[2] / "shared" / "videos"
 def footage() -> Path:
     """Folder of real videos: ``clean``, ``odd``, ``bad`` and ``manifest.csv``."""
     if not FOOTAGE.is_dir():
-        pytest.skip(f"real footage is not here: no {FOOTAGE.name}/ beside the project")
+        pytest.skip("no footage beside the repository")
     return FOOTAGE
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fastvid.format.annotations import annotation_table
-from fastvid.format.dataset import Generation, ShardRecord, commit_generation
+from fastvid.format.dataset import Dataset, Generation, ShardRecord, commit_generation
 from fastvid.format.schema import PACKET_DTYPE, PKT_HEADER_DTYPE, STREAM_DTYPE
 from fastvid.format.writing import sample_members, write_shard
 from fastvid.media.ffmpeg import find_ffmpeg
@@ -108,6 +108,17 @@ def facts_of(store: LocalStorage, stem: str, row: int, streams: tuple[str, ...] 
     info = Shard(store, stem, streams=streams).info(row)
     facts = {name: getattr(info, name) for name in ("num_frames", "width", "height")}
     return facts | {"fps": float(info.fps), "duration": info.num_frames / float(info.fps)}
+
+
+def damage(folder: Path, key: str, *, stream: str = "", packets: list[int] | slice = slice(None)) -> None:
+    """Flip a bit in each of these packets of a sample, by default in all of its first stream."""
+    dataset = Dataset(str(folder))
+    (index,), (row,) = (numbers.tolist() for numbers in dataset.locate([dataset.find(key)]))
+    shard, tar = dataset.shard(index), folder / f"{dataset.shard_name(index)}.tar"
+    start, data = shard.member(row, stream)[0], bytearray(tar.read_bytes())
+    for offset in shard.table(row, stream).records["offset"][packets].tolist():
+        data[start + offset + 5] ^= 1
+    tar.write_bytes(data)
 
 
 def edit_pkt(store: LocalStorage, stem: str, change: Callable[[np.ndarray, np.ndarray], object]) -> None:

@@ -2,10 +2,7 @@
 
 import pytest
 
-from tests.storage.servers import find_nginx, s3_server, web_server
-
-# nginx is widely used; aiohttp's server is installed with the development extras.
-WEB_SERVERS = ["aiohttp", *(["nginx"] if find_nginx() else [])]
+from tests.storage.servers import s3_server, web_server
 
 
 @pytest.fixture(scope="session")
@@ -27,10 +24,9 @@ def s3(obstore, tmp_path_factory):
         yield server
 
 
-@pytest.fixture(scope="session", params=WEB_SERVERS)
-def web(request, tmp_path_factory):
+@pytest.fixture(scope="session")
+def web(tmp_path_factory):
     """A third-party web server."""
-    folder = tmp_path_factory.mktemp(request.param)
-    with web_server(request.param, folder) as server, pytest.MonkeyPatch.context() as patch:
+    with web_server(tmp_path_factory.mktemp("web")) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("NO_PROXY", "127.0.0.1")
         yield server

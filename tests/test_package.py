@@ -179,7 +179,7 @@ def test_import_loads_neither_torch_nor_a_decoder():
 
 def test_a_dataset_opens_and_gives_its_first_batch_without_pandas(tmp_path, videos):
     pytest.importorskip("pandas")
-    pack(tmp_path, [[("a", videos.textured("intra").data, 0)] * 1, [("b", videos.textured("intra").data, 1)]])
+    pack(tmp_path, [[("a", videos.textured("intra").data, 0)], [("b", videos.textured("intra").data, 1)]])
     code = (
         "import sys, fastvid\n"
         f"dataset = fastvid.open({str(tmp_path)!r})\n"

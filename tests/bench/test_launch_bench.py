@@ -4,7 +4,6 @@ import argparse
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ pytest.importorskip("torch")
 from bench.common.hosts import Hosts
 from bench.elastic import launch
 from fastvid.errors import JobError, UsageError
+from tests.load.tools import until
 
 needs_hosts = pytest.mark.skipif(
     os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc", "unshare"))), reason="hosts need root and iproute2"
@@ -47,10 +47,7 @@ def test_srun_runs_its_command_on_every_host_and_host_names_resolve(tmp_path):
         name = os.uname().nodename
         job.start()
         logs = [tmp_path / f"node-{number}.log" for number in range(3)]
-        deadline = time.monotonic() + 200
-        while not all(log.exists() and "two words of 3" in log.read_text() for log in logs):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: all(log.exists() and "two words of 3" in log.read_text() for log in logs), 200)
         assert job.words()[:2] == ["sh", "-c"]
     for number, log in enumerate(logs):
         host, first, said = log.read_text().splitlines()

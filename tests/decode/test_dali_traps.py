@@ -42,22 +42,6 @@ def test_batch_of_mixed_streams_sizes_and_shapes_decodes(decoder, videos):
     assert [read(out) for out in outputs] == [clip.request.frames.tolist() for clip in clips]
 
 
-def test_only_the_bad_clips_of_a_batch_fail(decoder, videos):
-    video = videos.painted("mjpeg")
-    clips = [video.clip([number]) for number in range(6)]
-    for number in (1, 2, 5):
-        # A picture with intact headers and damaged tables.
-        data = bytearray(clips[number].data)
-        table = bytes(data).index(b"\xff\xc4")
-        data[table + 4 : table + 24] = b"\xff" * 20
-        clips[number] = replace(clips[number], data=memoryview(data))
-    outputs = [empty(clip, Rgb) for clip in clips]
-    errors = decoder.decode(clips, outputs)
-    assert [isinstance(error, DecodeError) for error in errors] == [False, True, True, False, False, True]
-    assert [read(outputs[number]) for number in (0, 3, 4)] == [[0], [3], [4]]
-    assert "\n" not in str(errors[1])
-
-
 def test_streams_with_unsupported_colour_are_rejected(decoder, videos):
     clip = videos.painted("vp9").clip([0])
     full = replace(clip, info=replace(clip.info, range=Range.FULL))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -128,43 +125,6 @@ def test_clip_without_padding_is_rejected(videos):
     end = int(clip.starts[-1] + clip.sizes[-1])
     with pytest.raises(UsageError, match="padding"):
         replace(clip, data=clip.data[: end + 8])
-
-
-_GUARDED = """
-import ctypes, mmap, sys
-from pathlib import Path
-import numpy as np
-from dataclasses import replace
-from fastvid.decode import request
-from fastvid.decode.pyav import PyAvDecoder
-from tests.makers import Video
-
-spare = int(sys.argv[2])
-request.INPUT_PADDING = 0
-clip = Video(Path(sys.argv[1])).clip([0])
-used = int(clip.sizes[0]) + spare
-size = -(-used // 4096) * 4096
-memory = mmap.mmap(-1, size + 4096)
-address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + size), 4096, 0)
-start = size - used
-memory[start : start + int(clip.sizes[0])] = bytes(clip.data[: int(clip.sizes[0])])
-view = memoryview(memory)[:size]
-guarded = replace(clip, data=view, starts=np.array([start]))
-box = clip.request.box
-out = request.Planes.packed(np.empty(request.Planes.nbytes(1, box), np.uint8), 1, box)
-print(PyAvDecoder().decode([guarded], [out]), flush=True)
-"""
-
-
-@pytest.mark.parametrize("spare", [64, 0])
-def test_decoder_reads_past_the_end_of_uncopied_packets(videos, spare):
-    path = videos.textured("intra").path
-    run = subprocess.run([sys.executable, "-c", _GUARDED, str(path), str(spare)], capture_output=True, text=True)
-    if spare:
-        assert run.stdout.strip() == "[None]", run.stderr
-    else:
-        assert run.returncode == -signal.SIGSEGV
 
 
 def test_number_of_contexts_is_bounded(videos):

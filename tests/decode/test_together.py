@@ -15,8 +15,8 @@ from fastvid.decode.request import Box, Planes, Rgb
 from fastvid.errors import FastvidError
 from fastvid.format.presentation import Coded
 from fastvid.load.workers.clip_worker import ClipWorker
+from tests import datasets
 from tests.conformance.outputs import arrays, empty
-from tests.datasets import pack
 from tests.load.loaders import clip_loader
 from tests.makers import Video, arguments, ffmpeg
 from tests.skips import soak_but
@@ -143,7 +143,7 @@ def batches(folder, monkeypatch, *, most, **options):
 def dataset(some, tmp_path):
     """Samples of several sizes and encodings, side by side in two shards."""
     samples = [(f"s{number:02}", some[number // 3 % len(some)].data, 0) for number in range(24)]
-    pack(tmp_path, [samples[:15], samples[15:]], classes=("a",))
+    datasets.pack(tmp_path, [samples[:15], samples[15:]], classes=("a",))
     return tmp_path
 
 
@@ -163,15 +163,7 @@ def test_batches_equal_those_read_and_decoded_clip_by_clip(dataset, monkeypatch,
 
 
 def test_a_damaged_clip_of_a_batch_is_named_or_skipped_alone(dataset, monkeypatch):
-    shard = fastvid.open(dataset).shard(0)
-    start, size = shard.member(1)
-    with (dataset / "data-000000.tar").open("r+b") as tar:
-        tar.seek(start)
-        data = bytearray(tar.read(size))
-        for record in shard.table(1).records:
-            data[record["offset"] + 5] ^= 255
-        tar.seek(start)
-        tar.write(data)
+    datasets.damage(dataset, "s01")
     options = OPTIONS["crop"]
     skipping = options | {"on_error": fastvid.Skip(1.0)}
     one, many = (batches(dataset, monkeypatch, most=most, **skipping) for most in (1, None))

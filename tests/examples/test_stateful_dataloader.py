@@ -1,5 +1,7 @@
 """The StatefulDataLoader example resumes exactly where its state was saved."""
 
+import itertools
+
 import pytest
 
 from tests.examples import kit
@@ -13,20 +15,20 @@ def example():
     return kit.load("stateful_dataloader")
 
 
-def test_a_resumed_stateful_dataloader_yields_exactly_the_remaining_batches(example, tmp_path):
+def test_a_resumed_stateful_dataloader_yields_exactly_the_remaining_batches_and_the_next_epoch(example, tmp_path):
     url = kit.dataset(tmp_path, 20)
 
-    def keys(loader):
-        return [batch.key for batch in loader]
+    def keys(batches):
+        return [tuple(batch.key) for batch in batches]
 
-    whole = keys(example.make(url, crop=32))
-    assert len(whole) == 5
-    for taken in range(1, 5):
+    clips = example.make(url, crop=32).dataset
+    whole = keys(clips) + keys(clips)
+    assert len(whole) == 10
+    for taken in range(1, 6):
         loader = example.make(url, crop=32)
-        iterator = iter(loader)
-        first = [next(iterator).key for _ in range(taken)]
-        state = loader.state_dict()
-        del iterator
+        seen = keys(itertools.islice(loader, taken))
         resumed = example.make(url, crop=32)
-        resumed.load_state_dict(state)
-        assert first + keys(resumed) == whole
+        resumed.load_state_dict(loader.state_dict())
+        while len(seen) < 10:
+            seen += keys(resumed)
+        assert seen == whole

@@ -170,14 +170,6 @@ def test_nal_lengths_are_read_from_the_configuration_record():
     assert packet_flags(Codec.H264, extradata, [avcc2]).tolist() == [int(PacketFlag.KEY)]
 
 
-@pytest.mark.parametrize("cut", [0.2, 0.5, 0.9])
-def test_truncated_file_is_rejected(encoded, cut):
-    _, path = encoded
-    data = path.read_bytes()
-    with pytest.raises(FormatError):
-        index_mp4(data[: int(len(data) * cut)])
-
-
 def test_index_returns_a_table_or_raises_format_error_when_a_header_byte_is_flipped(tmp_path):
     path = tmp_path / "pattern.mp4"
     source = "testsrc2=s=160x96:r=25:d=1"

@@ -129,7 +129,8 @@ def test_an_interrupted_commit_of_the_same_change_is_resumed(store, monkeypatch)
     # Another change takes the next number, because the files of the first may be about to be deleted.
     content = store.read("generations/000002.json")
     head = read_head(store)
-    assert commit(store, 2, "change").number == 2
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000009")
+    assert commit(store, 2, "change").number == 2, "at another time"
     assert store.read("generations/000002.json") == content
     store.write(DATASET_JSON, head.content)
     assert commit(store, 2, "another").number == 3
@@ -185,6 +186,11 @@ def test_every_field_of_both_records_is_sealed(store):
             store.write(name, json.dumps({key: value for key, value in good.items() if key != field}).encode())
             with pytest.raises(FormatError, match=f"{name} is malformed"):
                 read_generation(store)
+        for other in (b"[" * 200_000, b'{"format": ' * 100_000, b"\xff", b"null", b'"text"'):
+            store.write(name, other)
+            with pytest.raises(FormatError, match=f"{name} is malformed") as caught:
+                read_generation(store)
+            assert caught.value.hint.startswith("restore")
         store.write(name, json.dumps(good).encode())
     assert read_generation(store)[1].note == FIRST.note
 

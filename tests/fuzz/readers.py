@@ -15,9 +15,7 @@ import os
 import random
 import resource
 import shutil
-import socket
 import sys
-import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -48,6 +46,8 @@ from fastvid.train.config import config as recipes
 from fastvid.train.config import overrides
 from fastvid.train.records.checkpoint import decode
 from tests.fuzz import damage
+from tests.storage.faulty import FaultyServer
+from tests.storage.local_server import RawServer
 
 SECONDS, MEMORY = 5.0, 2**30
 """What one try may take."""
@@ -356,8 +356,8 @@ class Http(Reader):
         answer = (folder / "answer.txt").read_bytes()
         body = {"head": b"", "whole": self.BODY, "part": self.BODY[500:1500]}[folder.name]
         options = RemoteOptions(stall_seconds=0.5, connect_seconds=0.5, patience_seconds=0.001, cache="")
-        with _Answers(answer + body) as server:
-            storage = open_storage(server.url, options=options)
+        with RawServer(answer + body, ends=True) as server:
+            storage = open_storage(f"{server.endpoint}/set", options=options)
             if folder.name == "head":
                 return storage.size("a.bin")
             if folder.name == "whole":
@@ -365,40 +365,6 @@ class Http(Reader):
             part = bytearray(1000)
             storage.read_into("a.bin", [(500, memoryview(part))])
             return bytes(part)
-
-
-class _Answers:
-    """A server that sends the same bytes to whoever connects, and closes."""
-
-    def __init__(self, answer: bytes) -> None:
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url, self._answer = f"http://127.0.0.1:{self._socket.getsockname()[1]}/set", answer
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-
-    def __enter__(self) -> _Answers:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._thread.join()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            with connection:
-                try:
-                    connection.recv(65536)
-                    connection.sendall(self._answer)
-                    connection.shutdown(socket.SHUT_WR)
-                    connection.settimeout(0.2)
-                    connection.recv(65536)
-                except OSError:
-                    continue
 
 
 class States(Reader):
@@ -449,14 +415,12 @@ SERVED = None
 def served(folder: Path) -> Iterator[None]:
     """Serve a dataset while the block runs, for what a cache keeps of it."""
     from tests.datasets import pack
-    from tests.storage.faulty import FaultyServer
 
     global SERVED
     shutil.rmtree(folder / "served", ignore_errors=True)
     one, two, three = _videos(folder)
     local = pack(folder / "served", [[("a", one, 0), ("b", two, 1)], [("c", three, 1)]])
-    with FaultyServer() as SERVED:
-        SERVED.files.update({name: local.read(name) for name in local.list()})
+    with FaultyServer(local) as SERVED:
         yield
 
 

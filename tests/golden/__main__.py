@@ -1,9 +1,8 @@
-"""Record the golden digests again, and print what changed.
+"""Record the golden digests again, and print which changed.
 
 python -m tests.golden [FILE ...] [--dry-run]
 
-Without names, records all except `corpus` (every real video with every profile, which takes a few minutes). Digests
-that depend on a build of ffmpeg or PyAV are stored beside those of other builds.
+Digests that depend on a build of ffmpeg are stored beside those of other builds.
 """
 
 import argparse
@@ -12,11 +11,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.conftest import FOOTAGE
-from tests.golden import golden, orders, pictures, runs, shards, states
+from tests.golden import golden, orders, pictures, runs, seams, shards, states
 
 AREAS = {area.NAME: area for area in (orders, pictures, states, runs, shards)}
-OF_BUILDS = ("encoded", "corpus")
+FILES = (*AREAS, "encoded")
 
 
 def measure(cases):
@@ -29,32 +27,30 @@ def measured(file, folder, before):
     if file in AREAS:
         return measure(AREAS[file].cases(folder)) | ({"kernels": runs.kernels()} if file == runs.NAME else {})
     after = dict(before)
-    for profile, digests in measure(
-        shards.encoded(folder) if file == "encoded" else shards.corpus(FOOTAGE, folder)
-    ).items():
-        build, name = shards.made_by(profile)
+    for profile, digests in measure(shards.encoded(folder)).items():
+        build, name = seams.encoder(profile)
         after[build] = {**after.get(build, {}), "build": name, profile: digests}
     return after
 
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)
-    parser.add_argument("files", nargs="*", metavar="FILE", help=", ".join((*AREAS, *OF_BUILDS)))
+    parser.add_argument("files", nargs="*", metavar="FILE", help=", ".join(FILES))
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
     args = parser.parse_args()
-    unknown = set(args.files) - {*AREAS, *OF_BUILDS}
+    unknown = set(args.files) - set(FILES)
     if unknown:
         parser.error(f"unknown files: {', '.join(sorted(unknown))}")
     logging.disable(logging.INFO)
     total = 0
-    for file in args.files or (*AREAS, "encoded"):
+    for file in args.files or FILES:
         before = golden.read(file) if (golden.FOLDER / f"{file}.json").exists() else {}
         with tempfile.TemporaryDirectory(prefix="golden-") as folder:
             after = measured(file, Path(folder), before)
-        lines = golden.changes(before, after)
-        total += len(lines)
-        print(f"{file}: {f'{len(lines)} changes' if lines else 'as recorded'}", *lines, sep="\n  ", flush=True)
-        if lines and not args.dry_run:
+        changed = sorted(name for name in before | after if before.get(name) != after.get(name))
+        total += len(changed)
+        print(f"{file}: {len(changed)} changed", *changed, sep="\n  ", flush=True)
+        if changed and not args.dry_run:
             golden.write(file, after)
     return 1 if args.dry_run and total else 0
 

@@ -2,9 +2,6 @@
 
 import random
 import struct
-from typing import Literal
-
-Kind = Literal["moving", "grey", "still"]
 
 MB = 16
 # Number of levels of grey films, spaced so widely that rounding of colour converters does not matter. In RGB they are

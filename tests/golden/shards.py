@@ -2,7 +2,7 @@
 
 Tars and sidecars are compared by bytes, Parquet files by content, because they contain the writer's version. Videos
 that `copy` packs unchanged and the results of `index` are the same on every machine. Encoded bytes depend on the
-encoder's build, so those digests are stored by build; videos that `copy` remuxes depend on PyAV's muxer.
+encoder's build, so those digests are stored by build.
 """
 
 import hashlib
@@ -11,16 +11,14 @@ import json
 import shutil
 import tarfile
 
-import av
 import pyarrow.parquet as pq
 
 import fastvid
 from tests.golden.films import film
-from tests.golden.seams import PROFILES, command, encoder
+from tests.golden.seams import PROFILES, command
 
 NAME = "shards"
 ENCODED = tuple(name for name, profile in PROFILES.items() if not profile.copies)
-ALL = tuple(PROFILES)
 # Columns of the ledger that may change: wording, duration and location.
 _UNTOLD = ("path", "message", "seconds", "source_tag")
 
@@ -72,11 +70,11 @@ def _generation(path):
     return record
 
 
-def sharded(source, out, profile, *, samples_per_shard=3):
+def sharded(source, out, profile):
     """Shard videos with a profile and return the digests."""
     # The films are smaller than the profiles' pictures.
     how = PROFILES[profile] if PROFILES[profile].copies else PROFILES[profile].changed(enlarge=True)
-    report = fastvid.shard([source], out=out, profile=how, samples_per_shard=samples_per_shard)
+    report = fastvid.shard([source], out=out, profile=how, samples_per_shard=3)
     found = contents(out) | {"packed": f"{report.packed} of {report.ledger.num_rows}"}
     shutil.rmtree(out)
     return found
@@ -119,14 +117,6 @@ def changed(source, folder):
     return contents(folder / "data")
 
 
-def made_by(profile):
-    """Return the build that determines a profile's bytes of real videos, as a digest and as a readable name."""
-    if not PROFILES[profile].copies:
-        return encoder(profile)
-    version = ".".join(map(str, av.library_versions["libavformat"]))
-    return f"libavformat {version}", f"PyAV's libavformat {version}"
-
-
 def cases(folder):
     """Return the cases that are the same with every build."""
     source = raw(folder)
@@ -142,11 +132,3 @@ def encoded(folder):
     """Return the cases of films encoded by this ffmpeg build, with each encoding profile."""
     source = raw(folder)
     return {profile: lambda profile=profile: sharded(source, folder / profile, profile) for profile in ENCODED}
-
-
-def corpus(footage, folder):
-    """Return the cases of all intact real videos, with each profile."""
-    return {
-        profile: lambda profile=profile: sharded(footage / "clean", folder / profile, profile, samples_per_shard=24)
-        for profile in ALL
-    }

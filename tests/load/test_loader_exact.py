@@ -152,13 +152,6 @@ def test_integers_of_other_libraries_are_accepted(kind):
     assert [rows(batch) for batch in loader] == [rows(batch) for batch in same]
 
 
-def test_a_state_of_another_decoder_loads_with_its_seed():
-    dataset = FakeDataset(40)
-    original, other = make(dataset, seed=5), make(dataset, seed=6, num_threads=1, decoder=fake("GroupDecoder"))
-    other.load_state_dict(original.state_dict())
-    assert [rows(batch) for batch in other] == [rows(batch) for batch in original]
-
-
 def mixed(*weights, reverse=False, where=None):
     parts = [FakeDataset(40), FakeDataset(40, dataset_id="other", where=where)]
     return {"dataset": Mixture(parts[::-1] if reverse else parts, weights=weights or None)}

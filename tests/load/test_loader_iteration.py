@@ -304,15 +304,6 @@ def test_what_was_prefetched_is_not_stale(change):
     assert epochs(loader, 2) == right
 
 
-def test_states_are_those_of_what_was_delivered():
-    loader, other = make(FakeDataset(SIZE), prefetch=6), make(FakeDataset(SIZE), prefetch=1)
-    for _ in range(4):
-        states = [[one.state_dict() for _ in one] for one in (loader, other)]
-        assert states[0] == states[1]
-        assert loader.state_dict() == other.state_dict()
-        assert (loader.epoch, loader.position) == (other.epoch, other.position)
-
-
 def test_a_break_in_a_following_epoch_continues_with_the_next_batch():
     loader = make(FakeDataset(SIZE), prefetch=3)
     epochs(loader, 2)

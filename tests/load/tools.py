@@ -120,6 +120,20 @@ def until(reached, seconds=60.0):
         time.sleep(0.002)
 
 
+class Own:
+    """A sampler of a user: `draw` is all that it has, besides the `others` that are given."""
+
+    def __init__(self, choose, **others):
+        self.choose = choose
+        vars(self).update(others)
+
+    def __repr__(self):
+        return "Own()"
+
+    def draw(self, video, draws):
+        return self.choose(video, draws)
+
+
 @dataclass(frozen=True)
 class FixedFrames:
     """A sampler of clip `clip` of the `count` clips that another sampler spreads over a video."""

@@ -11,7 +11,7 @@ import pytest
 import fastvid
 from fastvid.errors import SourceError
 from fastvid.format.schema import Matrix
-from fastvid.media.container import fraction, open_demuxer
+from fastvid.media.container import fraction
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.prove import index_video
 from fastvid.media.reasons import Reason
@@ -249,11 +249,3 @@ def test_rates_are_fractions_and_none_where_not_set(tmp_path):
     if unset is not Fraction:
         assert fraction(unset(1, 0)) is None
         assert type(fraction(unset(25, 1))) is Fraction
-
-
-def test_playlist_opens_no_other_file_when_forced_to_a_container(tmp_path):
-    """A playlist in memory fails to open with any forced container, and the file it names is not opened."""
-    secret = make(tmp_path / "secret.mp4")
-    for container in ("mov", "matroska"):
-        with pytest.raises(SourceError, match=container):
-            open_demuxer(f"#EXTM3U\n#EXTINF:1,\n{secret}\n#EXT-X-ENDLIST\n".encode(), container)

@@ -4,7 +4,11 @@ from typing import Final
 
 SUBJECTS: Final[dict[str, tuple[str, ...]]] = {
     "fastvid/format/packets.py": ("tests/format/test_packets.py",),
-    "fastvid/load/order/draws.py": ("tests/load/order/test_permutation.py", "tests/load/order/test_shares.py"),
+    "fastvid/load/order/draws.py": (
+        "tests/load/order/test_random_draws.py",
+        "tests/load/order/test_permutation.py",
+        "tests/load/order/test_shares.py",
+    ),
     "fastvid/load/order/epoch.py": (
         "tests/load/order/test_batches.py",
         "tests/load/order/test_shares.py",

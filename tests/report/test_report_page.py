@@ -6,7 +6,6 @@ import io
 import math
 import re
 import types
-from html.parser import HTMLParser
 
 import av
 import numpy as np
@@ -29,44 +28,10 @@ from fastvid.report.page import (
     table,
     text,
 )
+from tests.report.tags import Tags
 
 HOSTILE = "<script>alert('\"')</script>&"
 QUOTES = "\"onmouseover='alert()' x=\""
-VOID = {"meta", "img", "br", "input"}
-
-
-class Tags(HTMLParser):
-    """Collects elements with attributes and text; fails if tags do not nest."""
-
-    def __init__(self, data: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str], list[str]]] = []
-        self._open: list[int] = []
-        self.feed(data)
-        self.close()
-        assert not self._open, [self.elements[index][0] for index in self._open]
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs), []))
-        if tag not in VOID:
-            self._open.append(len(self.elements) - 1)
-
-    def handle_startendtag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs), []))
-
-    def handle_endtag(self, tag):
-        assert self.elements[self._open.pop()][0] == tag
-
-    def handle_data(self, data):
-        for index in self._open:
-            self.elements[index][2].append(data)
-
-    def find(self, tag, kind=""):
-        return [
-            (attrs, "".join(words))
-            for name, attrs, words in self.elements
-            if name == tag and kind in ("", *attrs.get("class", "").split())
-        ]
 
 
 def whole(*bodies, **options):

@@ -198,7 +198,7 @@ STOPPED = [("shard", 0), ("in place", 0), ("subset", 0), ("hf", 0), ("add", 0), 
 
 @pytest.mark.parametrize(("name", "number"), soak_but(KILLS, *STOPPED))
 def test_a_command_killed_at_any_moment_is_completed_by_the_same_command(name, number, world, undisturbed, tmp_path):
-    """208 kills in ``make soak``. A busy machine may let a command end before."""
+    """Kill some commands once, and in ``make soak`` each of them 13 times. A busy machine may let one end before."""
     command, (expected, seconds, _) = COMMANDS[name], undisturbed(name)
     out = prepared(world, tmp_path / "out", command)
     process = run(world, out, command, start=lambda *words, fault: forks.start("fastvid", *words))

@@ -4,6 +4,7 @@ import os
 import pickle
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -100,23 +101,20 @@ class StorageContract:
         data = [os.urandom(5000) for _ in range(4)]
         for number, content in enumerate(data):
             place(f"{number}.bin", content)
-        wrong = []
 
-        def read(start):
+        def wrong(start):
+            found = []
             for step in range(12):
                 number = (start + step) % 4
                 views = [memoryview(bytearray(500)) for _ in range(4)]
                 storage.read_into(f"{number}.bin", [(at * 1100, view) for at, view in enumerate(views)])
                 good = [data[number][at * 1100 : at * 1100 + 500] for at in range(4)]
                 if [bytes(view) for view in views] != good or bytes(storage.map(f"{number}.bin")) != data[number]:
-                    wrong.append(number)
+                    found.append(number)
+            return found
 
-        threads = [threading.Thread(target=read, args=(start,)) for start in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not wrong
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(wrong, range(4))) == [[]] * 4
 
     def test_storage_is_picklable_and_reopens_after_close(self, storage, place):
         place("a.bin", b"abc")
@@ -224,20 +222,16 @@ class WritingContract(StorageContract):
             if start is not None:
                 storage.write(name, start)
             others = [pickle.loads(pickle.dumps(storage)) for _ in range(4)]
-            gate, done = threading.Barrier(len(others)), []
+            gate = threading.Barrier(len(others))
 
-            def commit(other, mine, gate=gate, done=done, name=name):
+            def commit(number, others=others, gate=gate, name=name):
                 gate.wait()
-                if other.swap(name, mine, start):
-                    done.append(mine)
+                return others[number].swap(name, b"%d" % number, start)
 
-            threads = [threading.Thread(target=commit, args=(s, b"%d" % n)) for n, s in enumerate(others)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert len(done) == 1
-            assert storage.read(name) == done[0]
+            with ThreadPoolExecutor(len(others)) as pool:
+                done = list(pool.map(commit, range(len(others))))
+            assert sum(done) == 1
+            assert storage.read(name) == b"%d" % done.index(True)
             for other in others:
                 other.close()
 

@@ -7,14 +7,13 @@ applies each planned fault to one request.
 import contextlib
 import hashlib
 import re
-import socket
-import struct
 import threading
 import time
 import urllib.parse
 from collections import deque
 from dataclasses import dataclass
 
+from fastvid.storage import Storage
 from tests.storage.local_server import LocalHandler, LocalServer
 
 
@@ -49,6 +48,7 @@ class FaultyServer(LocalServer):
     ``none``.
 
     Args:
+        store: A store whose files it serves; none by default.
         tags: Whether responses have entity tags.
         dates: Whether responses have dates.
         delay: Seconds before each response.
@@ -57,10 +57,17 @@ class FaultyServer(LocalServer):
     """
 
     def __init__(
-        self, *, tags: bool = True, dates: bool = True, delay: float = 0.0, meet: int = 1, rate: int | None = None
+        self,
+        store: Storage | None = None,
+        *,
+        tags: bool = True,
+        dates: bool = True,
+        delay: float = 0.0,
+        meet: int = 1,
+        rate: int | None = None,
     ) -> None:
         super().__init__(_Handler)
-        self.files: dict[str, bytes] = {}
+        self.files: dict[str, bytes] = {name: store.read(name) for name in store.list()} if store is not None else {}
         self.faults: deque[int | str] = deque()
         self.tags, self.dates, self.delay = tags, dates, delay
         self.log: list[Seen] = []
@@ -140,7 +147,7 @@ class _Handler(LocalHandler):
 
     def _send(self, seen: Seen, data: bytes | None, fault: int | str | None, *, body: bool) -> None:
         if fault == "reset":
-            return self._cut()
+            return self.reset()
         if fault == "stall":
             return self._stall()
         if isinstance(fault, int):
@@ -160,44 +167,29 @@ class _Handler(LocalHandler):
             start, stop = start + 1, stop + 1
         ranged = seen.range is not None and fault != "whole"
         part = data[start:stop] if ranged else data
-        seen.status = 206 if ranged else 200
-        self.send_response(seen.status)
-        self.send_header("Content-Length", str(len(part)))
-        self.send_header("Accept-Ranges", "bytes")
+        headers: dict[str, object] = {"Content-Length": len(part), "Accept-Ranges": "bytes"}
         if self.server.tags:
-            self.send_header("ETag", tag)
+            headers["ETag"] = tag
         if self.server.dates:
-            self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+            headers["Last-Modified"] = "Mon, 01 Jan 2024 00:00:00 GMT"
         if ranged:
-            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
-        self.end_headers()
-        if not body:
-            return None
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
         half = fault in ("reset-body", "stall-body", "short")
         sent = part[: len(part) // 2] if half else part
-        seen.body = len(sent)
-        self.wfile.write(sent)
-        self.wfile.flush()
+        seen.status, seen.body = 206 if ranged else 200, len(sent) if body else 0
+        self.answer(seen.status, sent, headers)
         if fault == "stall-body":
             self._stall()
         elif fault == "reset-body":
-            self._cut()
+            self.reset()
         elif fault == "short":
             self.close_connection = True
         return None
 
     def _plain(self, seen: Seen, status: int) -> None:
         seen.status = status
-        self.send_response(status)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        self.answer(status)
 
     def _stall(self) -> None:
         self.server.over.wait(30)
-        self.close_connection = True
-
-    def _cut(self) -> None:
-        # A zero linger turns the close into a reset.
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.connection.close()
         self.close_connection = True

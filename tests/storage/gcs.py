@@ -6,7 +6,6 @@ moto does not have it. The server enforces preconditions strictly: it holds one 
 import hashlib
 import itertools
 import json
-import re
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,14 +61,7 @@ class _Handler(LocalHandler):
         parts = urlsplit(self.path)
         name, query = unquote(parts.path).lstrip("/"), parse_qs(parts.query, keep_blank_values=True)
         with self.server.lock:
-            status, headers, data = getattr(self, f"_{self.command.lower()}")(name, query, body)
-        self.send_response(status)
-        for key, value in headers.items():
-            self.send_header(key, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
+            getattr(self, f"_{self.command.lower()}")(name, query, body)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _do  # noqa: N815
 
@@ -78,18 +70,10 @@ class _Handler(LocalHandler):
             return self._list(name, query.get("prefix", [""])[0])
         found = self.server.objects.get(name)
         if found is None:
-            return 404, {}, b"<Error><Code>NoSuchKey</Code></Error>"
-        headers = _headers(found)
+            return self.answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
         if self.headers.get("If-Match") not in (None, found.tag):
-            return 412, headers, b""
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if not asked:
-            return 200, headers, found.data
-        part = found.data[int(asked[1]) : int(asked[2]) + 1]
-        if not part:
-            return 416, headers, b""
-        headers["Content-Range"] = f"bytes {asked[1]}-{int(asked[1]) + len(part) - 1}/{len(found.data)}"
-        return 206, headers, part
+            return self.answer(412, headers=_headers(found))
+        return self.file(found.data, _headers(found))
 
     _head = _get
 
@@ -100,31 +84,31 @@ class _Handler(LocalHandler):
             for name, found in sorted(self.server.objects.items())
             if name.startswith(f"{bucket}/{prefix}")
         )
-        return 200, {}, f"<ListBucketResult>{entries}</ListBucketResult>".encode()
+        self.answer(200, f"<ListBucketResult>{entries}</ListBucketResult>".encode())
 
     def _put(self, name, query, body):
         if "uploadId" in query:
             self.server.uploads[query["uploadId"][0]][int(query["partNumber"][0])] = body
-            return 200, {"ETag": f'"{len(body)}"'}, b""
+            return self.answer(200, headers={"ETag": f'"{len(body)}"'})
         expected, found = self.headers.get(MOVED_BY_PUT), self.server.objects.get(name)
         if expected is not None and int(expected) != (found.number if found else 0):
-            return 412, {}, b""
-        return 200, self._store(name, body), b""
+            return self.answer(412)
+        return self.answer(200, headers=self._store(name, body))
 
     def _post(self, name, query, _body):
         if "uploads" in query:
             upload = f"upload-{next(self.server.numbers)}"
             self.server.uploads[upload] = {}
-            return 200, {}, _upload_xml("InitiateMultipartUploadResult", "UploadId", upload)
+            return self.answer(200, _upload_xml("InitiateMultipartUploadResult", "UploadId", upload))
         parts = self.server.uploads.pop(query["uploadId"][0])
         headers = self._store(name, b"".join(parts[number] for number in sorted(parts)))
-        return 200, headers, _upload_xml("CompleteMultipartUploadResult", "ETag", escape(headers["ETag"]))
+        return self.answer(200, _upload_xml("CompleteMultipartUploadResult", "ETag", escape(headers["ETag"])), headers)
 
     def _delete(self, name, query, _body):
         if "uploadId" in query:
             self.server.uploads.pop(query["uploadId"][0], None)
-            return 204, {}, b""
-        return (204 if self.server.objects.pop(name, None) else 404), {}, b""
+            return self.answer(204)
+        return self.answer(204 if self.server.objects.pop(name, None) else 404)
 
     def _store(self, name, data):
         meta = {key: value for key, value in self.headers.items() if key.lower().startswith("x-goog-meta-")}

@@ -47,27 +47,27 @@ class _Handler(LocalHandler):
         server.log.append((self.command, path, self.headers.get("Range"), token))
         if server.refusals:
             status, headers = server.refusals.popleft()
-            return self._answer(status, headers=headers)
+            return self.answer(status, headers=headers)
         if path.startswith("/signed/"):
             assert not token, "a token must not be sent to another host"
             if server.expire:
                 server.expire -= 1
-                return self._answer(403)
+                return self.answer(403)
             return self._file(path.removeprefix("/signed/"))
         if server.token not in (None, token):
-            return self._answer(401, headers={"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
+            return self.answer(401, headers={"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
         if not re.match(r"/(api/)?datasets/me/films(/|$)", path):
-            return self._answer(404, headers={"X-Error-Code": "RepoNotFound"})
+            return self.answer(404, headers={"X-Error-Code": "RepoNotFound"})
         found = re.fullmatch(r"/api/datasets/me/films(?:/revision/(\w+))?", path)
         if found:
             if found[1] not in (None, "main", COMMIT):
-                return self._answer(404, headers={"X-Error-Code": "RevisionNotFound"})
-            return self._answer(200, json.dumps({"id": "me/films", "sha": COMMIT, "tags": []}).encode())
+                return self.answer(404, headers={"X-Error-Code": "RevisionNotFound"})
+            return self.answer(200, json.dumps({"id": "me/films", "sha": COMMIT, "tags": []}).encode())
         found = re.fullmatch(rf"/api/datasets/me/films/tree/{COMMIT}/?(.*)", path)
         if found:
             return self._tree(found[1].strip("/"))
         found = re.fullmatch(rf"/datasets/me/films/resolve/{COMMIT}/(.*)", path)
-        return self._resolve(found[1]) if found else self._answer(404)
+        return self._resolve(found[1]) if found else self.answer(404)
 
     def _tree(self, folder: str) -> None:
         entries = []
@@ -79,13 +79,13 @@ class _Handler(LocalHandler):
                     entry["lfs"] = {"oid": digest, "sha256": digest, "size": len(data), "pointerSize": 130}
                 entries.append(entry)
         if not entries:
-            return self._answer(404, headers={"X-Error-Code": "EntryNotFound"})
-        return self._answer(200, json.dumps(entries).encode())
+            return self.answer(404, headers={"X-Error-Code": "EntryNotFound"})
+        return self.answer(200, json.dumps(entries).encode())
 
     def _resolve(self, name: str) -> None:
         data = self.server.files.get(name)
         if data is None:
-            return self._answer(404, headers={"X-Error-Code": "EntryNotFound"})
+            return self.answer(404, headers={"X-Error-Code": "EntryNotFound"})
         if len(data) < LARGE:
             return self._file(name, {"X-Repo-Commit": COMMIT})
         other = self.server.endpoint.replace("127.0.0.1", "localhost")
@@ -95,23 +95,9 @@ class _Handler(LocalHandler):
             "X-Linked-Etag": f'"{hashlib.sha256(data).hexdigest()}"',
             "X-Linked-Size": str(len(data)),
         }
-        return self._answer(302, headers=headers)
+        return self.answer(302, headers=headers)
 
     def _file(self, name: str, headers: dict[str, str] | None = None) -> None:
         data = self.server.files[name]
         headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "Accept-Ranges": "bytes"} | (headers or {})
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if not asked:
-            return self._answer(200, data, headers)
-        start, stop = int(asked[1]), min(int(asked[2]) + 1, len(data))
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
-        return self._answer(206, data[start:stop], headers)
-
-    def _answer(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        return self.file(data, headers)

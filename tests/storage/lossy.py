@@ -1,8 +1,6 @@
 """A proxy that can lose responses, like a network that fails at the worst moment."""
 
 import http.client
-import socket
-import struct
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -44,17 +42,11 @@ class _Handler(LocalHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         status = self.server.refuse(self.command, self.path)
         if status is not None:
-            self.send_response(status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
+            return self.answer(status)
         expected = self.headers.get("If-Match", "")
         if self.command == "PUT" and expected and self.server.compares_quotes:
             if expected.startswith('"'):
-                self.send_response(412)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
+                return self.answer(412)
             self.headers.replace_header("If-Match", f'"{expected}"')
         upstream = http.client.HTTPConnection(self.server.upstream, timeout=30)
         try:
@@ -65,24 +57,10 @@ class _Handler(LocalHandler):
             upstream.close()
         if self.server.lose(self.command, self.path):
             self.server.lost.append((self.command, self.path))
-            if self.server.garble:
-                self.send_response(200)
-                self.send_header("Content-Length", "9")
-                self.end_headers()
-                self.wfile.write(b"<nonsense")
-                return
-            # A zero linger turns the close into a reset.
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
-            self.close_connection = True
-            return
-        self.send_response(answer.status)
-        for key, value in answer.getheaders():
-            if key.lower() not in HOP_BY_HOP:
-                self.send_header(key, value)
-        size = answer.getheader("Content-Length") if self.command == "HEAD" else len(data)
-        self.send_header("Content-Length", str(size or 0))
-        self.end_headers()
-        self.wfile.write(data)
+            return self.answer(200, b"<nonsense") if self.server.garble else self.reset()
+        headers = {key: value for key, value in answer.getheaders() if key.lower() not in HOP_BY_HOP}
+        if self.command == "HEAD":
+            headers["Content-Length"] = answer.getheader("Content-Length") or "0"
+        return self.answer(answer.status, data, headers)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _do  # noqa: N815

@@ -2,7 +2,6 @@
 
 import heapq
 import itertools
-import random
 from collections import deque
 
 import pytest
@@ -56,23 +55,6 @@ def test_the_rate_never_ends_and_recovers():
         clock.now += rate.delay()
         rate.answer()
     assert rate.limit > 50
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_store_that_refuses_one_request_in_ten_at_any_rate_is_read_at_full_speed(seed):
-    clock, draw = Clock(), random.Random(seed)
-    rate = Rate(clock)
-    done = refused = 0
-    while clock.now < 60:  # a request takes 10 ms, or 100 ms and its repetition
-        clock.now += rate.delay() + 0.01
-        while draw.random() < 0.1:
-            refused += 1
-            clock.now += (0 if rate.refuse(clock.now - 0.01) else 0.1) + rate.delay() + 0.01
-        rate.answer()
-        done += 1
-    assert rate.limit is None
-    assert refused < 0.15 * done
-    assert done > 0.9 * 60 / (0.01 + 0.11 / 9)
 
 
 @pytest.mark.parametrize("processes", [1, 8])

@@ -18,21 +18,10 @@ class Handler(LocalHandler):
 
     def do_GET(self):  # noqa: N802
         self.server.seen.append(self.path)
-        place = self.server.moved.get(self.path)
-        body = b"" if place else self.server.data
-        first, last = 0, len(body) - 1
-        if not place and (asked := self.headers.get("Range")):
-            first, last = (int(part) for part in asked.removeprefix("bytes=").split("-"))
-            last = min(last, len(body) - 1)
-        self.send_response(302 if place else 206 if self.headers.get("Range") else 200)
-        if place:
-            self.send_header("Location", place)
-        elif self.headers.get("Range"):
-            self.send_header("Content-Range", f"bytes {first}-{last}/{len(body)}")
-        self.send_header("Content-Length", str(last + 1 - first))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body[first : last + 1])
+        if place := self.server.moved.get(self.path):
+            self.answer(302, headers={"Location": place})
+        else:
+            self.file(self.server.data)
 
     do_HEAD = do_GET  # noqa: N815 - the name that the library calls
 

@@ -6,8 +6,8 @@ import random
 import re
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -30,6 +30,18 @@ def loopback(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
+@pytest.fixture
+def server():
+    """A server with the data as a file."""
+    with FaultyServer() as server:
+        server.files["a.bin"] = DATA
+        yield server
+
+
+def opened(server, **options):
+    return open_storage(server.url, options=RemoteOptions(**QUICK | options))
+
+
 def read_six(storage, name="a.bin"):
     """Read six ranges in one call and compare them with the data."""
     ranges = [(number * 30_000, memoryview(bytearray(2000))) for number in range(6)]
@@ -41,26 +53,25 @@ def read_six(storage, name="a.bin"):
 @pytest.mark.parametrize(
     "fault", [500, 503, 429, 408, "reset", "reset-body", "stall", "stall-body", "short", "short-range", "shifted-range"]
 )
-def test_transient_fault_costs_one_more_request(fault, tags):
+def test_transient_fault_costs_one_more_request(server, fault, tags):
     stall = {"stall_seconds": 0.5} if str(fault).startswith("stall") else {}
-    with FaultyServer(tags=tags) as server:
-        server.files["a.bin"] = DATA
-        storage = open_storage(server.url, options=RemoteOptions(**QUICK | stall))
-        server.faults.extend([fault, fault, fault])
-        read_six(storage)
-        assert len(server.gets()) == 9
-        server.faults.append(fault)
-        assert storage.read("a.bin") == DATA
-        storage.close()
+    server.tags = tags
+    storage = opened(server, **stall)
+    server.faults.extend([fault, fault, fault])
+    state = random.getstate()
+    read_six(storage)
+    assert len(server.gets()) == 9
+    server.faults.append(fault)
+    assert storage.read("a.bin") == DATA
+    assert random.getstate() == state, "pauses draw from a generator of their own"
+    storage.close()
 
 
 @pytest.mark.parametrize("fault", soak_but([500, "reset", "stall", "short-range"], "stall"))
-def test_lasting_fault_raises_within_the_patience(fault, caplog):
+def test_lasting_fault_raises_within_the_patience(server, fault, caplog):
     # Enough for several attempts on a machine that stops for a second.
-    options = RemoteOptions(stall_seconds=0.2, patience_seconds=6, cache="")
-    with FaultyServer() as server, caplog.at_level(logging.INFO, "fastvid.storage"):
-        server.files["a.bin"] = DATA
-        storage = open_storage(server.url, options=options)
+    storage = opened(server, stall_seconds=0.2, patience_seconds=6)
+    with caplog.at_level(logging.INFO, "fastvid.storage"):
         server.faults.extend([fault] * 1000)
         told = r"(\d+) attempts in \d+ s\) \[file=http://127.0.0.1:\d+/set/a.bin\]"
         with pytest.raises(StorageError, match=told) as caught:
@@ -85,14 +96,12 @@ def test_lasting_fault_raises_within_the_patience(fault, caplog):
         ("whole", "does not support byte ranges"),
     ],
 )
-def test_permanent_fault_raises_immediately(fault, says):
-    with FaultyServer() as server:
-        server.files["a.bin"] = DATA
-        storage = open_storage(server.url, options=RemoteOptions(**QUICK))
-        server.faults.append(fault)
-        with pytest.raises(StorageError, match=rf"{says}.*a\.bin"):
-            storage.read_into("a.bin", [(0, memoryview(bytearray(10)))])
-        assert len(server.gets()) == 1
+def test_permanent_fault_raises_immediately(server, fault, says):
+    storage = opened(server)
+    server.faults.append(fault)
+    with pytest.raises(StorageError, match=rf"{says}.*a\.bin"):
+        storage.read_into("a.bin", [(0, memoryview(bytearray(10)))])
+    assert len(server.gets()) == 1
 
 
 @pytest.mark.parametrize(
@@ -113,11 +122,7 @@ def test_permanent_fault_raises_immediately(fault, says):
 def test_a_store_that_wants_other_credentials_is_an_error_that_says_what_to_set(monkeypatch, status, code, keys, says):
     class Handler(LocalHandler):
         def _do(self):
-            body = f"<Error><Code>{code}</Code></Error>".encode() if code else b""
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(status, f"<Error><Code>{code}</Code></Error>".encode() if code else b"")
 
         do_GET = do_PUT = _do  # noqa: N815
 
@@ -135,53 +140,47 @@ def test_a_store_that_wants_other_credentials_is_an_error_that_says_what_to_set(
 
 
 @pytest.mark.parametrize("keeps_preconditions", [True, False])
-def test_replaced_file_is_detected_by_precondition_and_by_response(keeps_preconditions):
-    with FaultyServer() as server:
-        server.files["a.bin"] = DATA
-        storage = open_storage(server.url, options=RemoteOptions(**QUICK))
+def test_replaced_file_is_detected_by_precondition_and_by_response(server, keeps_preconditions):
+    storage = opened(server)
+    read_six(storage)
+    tag = server.tag(DATA)
+    server.files["a.bin"] = DATA[::-1]
+    if not keeps_preconditions:
+        server.faults.extend(["old-tag"] * 6)
+    with pytest.raises(StorageError, match=r"replaced while it was being read.*a\.bin"):
         read_six(storage)
-        tag = server.tag(DATA)
-        server.files["a.bin"] = DATA[::-1]
-        if not keeps_preconditions:
-            server.faults.extend(["old-tag"] * 6)
-        with pytest.raises(StorageError, match=r"replaced while it was being read.*a\.bin"):
-            read_six(storage)
-        late = server.gets()[6:]
-        assert {seen.if_match for seen in late} == {tag}
-        # The first rejection ends the call; other requests may still be pending.
-        assert {seen.status for seen in late} - {0} == ({412} if keeps_preconditions else {206})
-        # The first requests had no tag yet.
-        assert {seen.if_match for seen in server.gets()[:6]} == {None}
+    late = server.gets()[6:]
+    assert {seen.if_match for seen in late} == {tag}
+    # The first rejection ends the call; other requests may still be pending.
+    assert {seen.status for seen in late} - {0} == ({412} if keeps_preconditions else {206})
+    # The first requests had no tag yet.
+    assert {seen.if_match for seen in server.gets()[:6]} == {None}
 
 
-def test_file_replaced_during_the_first_call_is_not_mixed():
-    with FaultyServer() as server:
-        server.files["a.bin"] = DATA
-        storage = open_storage(server.url, options=RemoteOptions(concurrency=1, **QUICK))
-        send, seen = server.tag, []
+def test_file_replaced_during_the_first_call_is_not_mixed(server):
+    storage = opened(server, concurrency=1)
+    send, seen = server.tag, []
 
-        def replace_after_three(data):
-            seen.append(data)
-            if len(seen) == 3:
-                server.files["a.bin"] = DATA[::-1]
-            return send(data)
+    def replace_after_three(data):
+        seen.append(data)
+        if len(seen) == 3:
+            server.files["a.bin"] = DATA[::-1]
+        return send(data)
 
-        server.tag = replace_after_three
-        with pytest.raises(StorageError, match="replaced"):
-            read_six(storage)
-
-
-def test_retry_does_not_continue_a_body_with_another_version():
-    with FaultyServer() as server:
-        server.files["a.bin"] = DATA
-        storage = open_storage(server.url, options=RemoteOptions(**QUICK))
+    server.tag = replace_after_three
+    with pytest.raises(StorageError, match="replaced"):
         read_six(storage)
-        server.faults.append("reset-body")
-        send = server.tag
-        # Replaced between the truncated response and the retry.
-        server.tag = lambda data: (server.files.__setitem__("a.bin", DATA[::-1]), send(data))[1]
-        with pytest.raises(StorageError, match="replaced"):
-            storage.read_into("a.bin", [(0, memoryview(bytearray(50_000)))])
+
+
+def test_retry_does_not_continue_a_body_with_another_version(server):
+    storage = opened(server)
+    read_six(storage)
+    server.faults.append("reset-body")
+    send = server.tag
+    # Replaced between the truncated response and the retry.
+    server.tag = lambda data: (server.files.__setitem__("a.bin", DATA[::-1]), send(data))[1]
+    with pytest.raises(StorageError, match="replaced"):
+        storage.read_into("a.bin", [(0, memoryview(bytearray(50_000)))])
 
 
 def test_number_of_ranges_in_flight_is_the_concurrency():
@@ -196,58 +195,48 @@ def test_number_of_ranges_in_flight_is_the_concurrency():
         assert len(server.gets()) == 20
 
 
-def test_large_ranges_and_files_are_read_in_pieces(monkeypatch):
+def test_large_ranges_and_files_are_read_in_pieces(server, monkeypatch):
     monkeypatch.setattr(objects, "PIECE_BYTES", 30_000)
-    with FaultyServer() as server:
-        server.files["a.bin"] = DATA
-        storage = open_storage(server.url, options=RemoteOptions(**QUICK))
-        view = memoryview(bytearray(100_000))
-        storage.read_into("a.bin", [(5, view)])
-        assert bytes(view) == DATA[5:100_005]
-        assert max(seen.body for seen in server.log) == 30_000
-        assert storage.read("a.bin") == DATA
-        assert bytes(storage.map("a.bin")) == DATA
+    storage = opened(server)
+    view = memoryview(bytearray(100_000))
+    storage.read_into("a.bin", [(5, view)])
+    assert bytes(view) == DATA[5:100_005]
+    assert max(seen.body for seen in server.log) == 30_000
+    assert storage.read("a.bin") == DATA
+    assert bytes(storage.map("a.bin")) == DATA
 
 
-def test_mapped_file_is_fetched_once_by_concurrent_threads():
-    with FaultyServer(delay=0.05) as server:
-        server.files["a.pkt"] = DATA
-        storage = open_storage(server.url, options=RemoteOptions(**QUICK))
-        maps = []
-        threads = [threading.Thread(target=lambda: maps.append(storage.map("a.pkt"))) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert [bytes(data) for data in maps] == [DATA] * 6
-        assert [seen.method for seen in server.log] == ["GET"]
+def test_mapped_file_is_fetched_once_by_concurrent_threads(server):
+    server.delay = 0.05
+    storage = opened(server)
+    with ThreadPoolExecutor(6) as pool:
+        maps = list(pool.map(storage.map, ["a.bin"] * 6))
+    assert [bytes(data) for data in maps] == [DATA] * 6
+    assert [seen.method for seen in server.log] == ["GET"]
 
 
-def test_the_memory_for_mapped_files_is_bounded(monkeypatch):
+def test_the_memory_for_mapped_files_is_bounded(server, monkeypatch):
     monkeypatch.setattr(objects, "MEMORY_BYTES", 450_000)
-    with FaultyServer() as server:
-        for number in range(4):
-            server.files[f"{number}"] = DATA
-        storage = open_storage(server.url, options=RemoteOptions(**QUICK))
-        for name in "010201":
-            assert bytes(storage.map(name)) == DATA
-        # Two files fit. When 2 is added, 1 is the least recently used.
-        assert "".join(seen.name for seen in server.log) == "0121"
+    for number in range(4):
+        server.files[f"{number}"] = DATA
+    storage = opened(server)
+    for name in "010201":
+        assert bytes(storage.map(name)) == DATA
+    # Two files fit. When 2 is added, 1 is the least recently used.
+    assert "".join(seen.name for seen in server.log) == "0121"
 
 
-def test_storage_that_never_responded_fails_sooner(monkeypatch):
+def test_storage_that_never_responded_fails_sooner(server, monkeypatch):
     monkeypatch.setattr("fastvid.storage.requests.FIRST_SECONDS", 0.3)
-    with FaultyServer() as server:
-        server.files["a.bin"] = DATA
-        storage = open_storage(server.url, options=RemoteOptions(**QUICK))
-        server.faults.extend([500] * 4)
-        with pytest.raises(StorageError, match="500"):
-            storage.read("a.bin")
-        server.faults.clear()
-        assert storage.read("a.bin") == DATA
-        # After a first response, retries overcome the same number of failures.
-        server.faults.extend([500] * 4)
-        assert storage.read("a.bin") == DATA
+    storage = opened(server)
+    server.faults.extend([500] * 4)
+    with pytest.raises(StorageError, match="500"):
+        storage.read("a.bin")
+    server.faults.clear()
+    assert storage.read("a.bin") == DATA
+    # After a first response, retries overcome the same number of failures.
+    server.faults.extend([500] * 4)
+    assert storage.read("a.bin") == DATA
 
 
 def test_refused_connection_raises():
@@ -289,7 +278,7 @@ def test_local_storage_does_not_import_obstore():
     assert out.stdout == "False\n"
 
 
-def test_forked_child_raises_instead_of_hanging():
+def test_forked_child_raises_instead_of_hanging(server):
     code = (
         "import os, sys; from fastvid.storage import open_storage\n"
         "storage = open_storage(sys.argv[1]); storage.read('a.bin')\n"
@@ -298,28 +287,14 @@ def test_forked_child_raises_instead_of_hanging():
         "try: storage.read('a.bin')\n"
         "except Exception as error: print(error, flush=True); os._exit(7)\n"
     )
-    with FaultyServer() as server:
-        server.files["a.bin"] = DATA
-        command = [sys.executable, "-W", "ignore", "-c", code, server.url]
-        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    command = [sys.executable, "-W", "ignore", "-c", code, server.url]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert run.returncode == 7, run.stderr
     assert "used before this process was forked" in run.stdout
     assert "spawn or forkserver" in run.stdout
 
 
-def test_retries_do_not_change_the_state_of_random():
-    with FaultyServer() as server:
-        server.files["a.bin"] = DATA
-        storage = open_storage(server.url, options=RemoteOptions(**QUICK))
-        server.faults.extend([500, 500])
-        random.seed(5)
-        state = random.getstate()
-        storage.read("a.bin")
-        assert random.getstate() == state
-        assert len(server.log) == 3
-
-
-def test_pending_retries_do_not_delay_the_exit():
+def test_pending_retries_do_not_delay_the_exit(server):
     # The server never responds and patience is long: the program must exit although its pool is still retrying.
     code = (
         "import sys, threading; from fastvid.storage import open_storage, RemoteOptions\n"
@@ -327,19 +302,18 @@ def test_pending_retries_do_not_delay_the_exit():
         "s.read('ok'); ranges = [(0, memoryview(bytearray(1))) for _ in range(4)]\n"
         "t = threading.Thread(target=s.read_into, args=('a.bin', ranges), daemon=True); t.start(); sys.stdin.read()\n"
     )
-    with FaultyServer() as server:
-        server.files |= {"a.bin": DATA, "ok": b"ok"}
-        server.faults.extend(["none", *["stall"] * 100])
-        command, pipes = [sys.executable, "-c", code, server.url], dict.fromkeys(("stdin", "stderr"), subprocess.PIPE)
-        with subprocess.Popen(command, text=True, **pipes) as process:
-            while len(server.gets()) < 5 and process.poll() is None:
-                time.sleep(0.01)
-            _, said = process.communicate(timeout=300)
-        assert process.returncode == 0, said
-        assert len(server.gets()) >= 5
+    server.files["ok"] = b"ok"
+    server.faults.extend(["none", *["stall"] * 100])
+    command, pipes = [sys.executable, "-c", code, server.url], dict.fromkeys(("stdin", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        while len(server.gets()) < 5 and process.poll() is None:
+            time.sleep(0.01)
+        _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert len(server.gets()) >= 5
 
 
-def test_a_thread_reads_on_while_the_program_ends():
+def test_a_thread_reads_on_while_the_program_ends(server):
     code = (
         "import sys, threading; from fastvid.storage import open_storage\n"
         "s, data = open_storage(sys.argv[1]), bytearray(40)\n"
@@ -347,7 +321,5 @@ def test_a_thread_reads_on_while_the_program_ends():
         "def read(): threading.main_thread().join(); s.read_into('a.bin', ranges); print(data.hex(), flush=True)\n"
         "threading.Thread(target=read).start()\n"
     )
-    with FaultyServer() as server:
-        server.files["a.bin"] = DATA
-        done = subprocess.run([sys.executable, "-c", code, server.url], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code, server.url], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == DATA[:40].hex(), done.stderr

@@ -1,7 +1,4 @@
-"""Writing to an object store is atomic, even if responses are lost or writers are killed."""
-
-import subprocess
-import sys
+"""Writing to an object store is atomic, even if responses are lost."""
 
 import pytest
 
@@ -38,11 +35,6 @@ def lossy(s3, bucket, monkeypatch):
         store.close()
 
 
-def test_write_is_one_request(s3, bucket, storage):
-    storage.write("a.bin", bytes(2 * PART))
-    assert s3.requests(bucket) == [("PUT", "set/a.bin", 200)]
-
-
 def test_large_file_is_uploaded_in_parts_and_appears_at_the_end(s3, bucket, storage):
     with storage.create("a.bin") as file:
         for _ in range(3):
@@ -52,34 +44,8 @@ def test_large_file_is_uploaded_in_parts_and_appears_at_the_end(s3, bucket, stor
     made = [(method, path.partition("?")[0], "partNumber" in path) for method, path, _ in s3.requests(bucket)]
     assert made.count(("PUT", "set/a.bin", True)) == 3
     assert made[-1] == ("POST", "set/a.bin", False)
-
-
-def test_upload_is_aborted_when_the_block_raises(s3, bucket, storage):
-    def write_half():
-        with storage.create("a.bin") as file:
-            file.write(bytes(2 * PART + 1))
-            raise ValueError("half way")
-
-    with pytest.raises(ValueError, match="half way"):
-        write_half()
-    assert any(method == "POST" and "uploads" in path for method, path, _ in s3.requests(bucket))
-    assert s3.uploads(bucket) == 0
-    assert storage.list() == []
-
-
-def test_old_file_remains_when_the_writer_is_killed(s3, bucket, storage):
-    storage.write("a.bin", b"old")
-    code = (
-        "import os, signal, sys; from fastvid.storage import client, open_storage\n"
-        f"client.PART_BYTES = {PART}\n"
-        "with open_storage(sys.argv[1]).create('a.bin') as file:\n"
-        f"    file.write(bytes({3 * PART})); os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    run = subprocess.run([sys.executable, "-c", code, f"s3://{bucket}/set"], check=False, timeout=300)
-    assert run.returncode == -9
-    assert s3.uploads(bucket) == 1
-    assert storage.read("a.bin") == b"old"
-    assert storage.list() == ["a.bin"]
+    storage.write("b.bin", bytes(2 * PART))  # what is given whole is one request
+    assert s3.requests(bucket)[len(made) :] == [("PUT", "set/b.bin", 200)]
 
 
 def test_swap_succeeds_when_its_response_is_lost(lossy):

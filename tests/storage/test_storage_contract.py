@@ -6,7 +6,7 @@ import os
 import pytest
 
 from fastvid.errors import StorageError
-from fastvid.storage import LocalStorage, RemoteOptions, open_storage
+from fastvid.storage import LocalStorage, RemoteOptions, local, open_storage
 from tests.storage.contract import StorageContract, WritingContract
 from tests.storage.faulty import FaultyServer
 from tests.storage.gcs import GcsServer
@@ -37,7 +37,8 @@ class TestLocal(WritingContract):
     refuses_replaced = False  # the old file stays open
 
     @pytest.fixture
-    def storage(self, tmp_path):
+    def storage(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(local, "MAX_OPEN_FILES", 2)  # handles are evicted while other threads read by them
         return LocalStorage(tmp_path / "folder")
 
 
@@ -45,9 +46,11 @@ class TestS3(WritingContract):
     @pytest.fixture
     def storage(self, s3, monkeypatch):
         monkeypatch.setattr("fastvid.storage.client.PART_BYTES", 5 * 2**20)  # the minimum of S3
-        store = open_storage(f"s3://{s3.bucket()}/some folder/set", options=QUICK)
+        bucket = s3.bucket()
+        store = open_storage(f"s3://{bucket}/some folder/set", options=QUICK)
         yield store
         store.close()
+        assert s3.uploads(bucket) == 0
 
 
 class TestCachedS3(WritingContract):

@@ -1,47 +1,25 @@
 """Heads of responses of web servers, right and wrong ones, written byte by byte."""
 
-import socketserver
-import threading
-
 import pytest
 
 from fastvid.errors import StorageError
 from fastvid.storage import RemoteOptions, open_storage
 from fastvid.storage.protocol import Version
 from fastvid.storage.web import WebClient
+from tests.storage.local_server import RawServer
 
 OK = b"HTTP/1.1 200 OK\r\n"
 BODY = b"Content-Length: 5\r\n\r\nfive!"
 
 
-class Handler(socketserver.StreamRequestHandler):
-    """Answers each request with the server's bytes, and counts connections and requests."""
-
-    def handle(self):
-        self.server.connections += 1
-        while line := self.rfile.readline():
-            head = [line]
-            while (line := self.rfile.readline()).strip():
-                head.append(line)
-            self.server.heads.append(b"".join(head))
-            self.wfile.write(self.server.answer)
-            if self.server.ends:
-                break
-
-
 @pytest.fixture
 def server():
-    socketserver.ThreadingTCPServer.allow_reuse_address = True
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads, server.connections, server.heads, server.ends = True, 0, [], False
-        server.url = f"http://127.0.0.1:{server.server_address[1]}"
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    with RawServer() as server:
         yield server
-        server.shutdown()
 
 
 def read(server, count=1, **options):
-    client, found = WebClient(server.url, RemoteOptions(patience_seconds=0.2), **options), []
+    client, found = WebClient(server.endpoint, RemoteOptions(patience_seconds=0.2), **options), []
     for _ in range(count):
         client.stream("film", lambda _, pieces: found.append(b"".join(pieces)))
     return set(found)
@@ -61,7 +39,7 @@ def read(server, count=1, **options):
     ],
 )
 def test_heads_are_understood_and_connections_kept_as_they_say(server, answer, stays):
-    server.answer = answer
+    server.reply = answer
     assert read(server, 3) == {b"five!"}
     assert server.connections == (1 if stays else 3)
 
@@ -86,18 +64,18 @@ def test_heads_are_understood_and_connections_kept_as_they_say(server, answer, s
     ],
 )
 def test_wrong_heads_are_errors_that_say_what_is_wrong(server, answer, message):
-    server.answer, server.ends = answer, True
+    server.reply, server.ends = answer, True
     with pytest.raises(StorageError, match=message):
         read(server)
 
 
 def test_nothing_can_be_added_to_the_head_of_a_request(server):
-    server.answer, server.ends = OK + BODY, True
+    server.reply, server.ends = OK + BODY, True
     with pytest.raises(StorageError, match="a request cannot contain"):
         read(server, query="a b")
-    client = WebClient(server.url, RemoteOptions(patience_seconds=0.2))
+    client = WebClient(server.endpoint, RemoteOptions(patience_seconds=0.2))
     with pytest.raises(StorageError, match="a request cannot contain"):
         client.get_range("film", 0, 2, Version('"a"\r\nX-Y: b', None, 5))
-    assert open_storage(server.url).read("a\r\nX-Y: b") == b"five!"  # a name is escaped
+    assert open_storage(server.endpoint).read("a\r\nX-Y: b") == b"five!"  # a name is escaped
     # A request for a range, and one for the whole file, since this server has no ranges.
     assert [head.splitlines()[0] for head in server.heads] == 2 * [b"GET /a%0D%0AX-Y:%20b HTTP/1.1"]

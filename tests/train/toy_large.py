@@ -1,15 +1,12 @@
 """The parts of the large-batch recipe on a toy, 200 steps in float64; see `tests.train.toy` for how it is started."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
-
-import torch
+from functools import partial
 
 from fastvid.models.ghost import use_ghost_norm
 from fastvid.train.config.config import ModelConfig
-from fastvid.train.ranks import join
 from tests.train import toy
+from tests.train.strategies import lab
 
 BATCH, GROUP = 30, 2  # in worlds of 2 and 5: shares of 14 and 16, and of 6
 EPOCHS = 67  # of 3 steps
@@ -17,7 +14,7 @@ NAMES = ("plain", "norm", "ghost", "micro", "recipe", "lamb", "half")
 
 
 def toy_config(name, folder):
-    base = toy.toy_config(folder / name, epochs=EPOCHS, eval_every_epochs=EPOCHS, log_every_steps=50)
+    base = toy.toy_config(folder, epochs=EPOCHS, eval_every_epochs=EPOCHS, log_every_steps=50)
     data = replace(base.data, global_batch_size=BATCH, group_size=GROUP)
     optim = replace(base.optim, base_batch_size=BATCH, base_lr=0.02, groups="plain", milestones=(40.0,))
     run, model, options = base.run, ModelConfig(name="toy", ghost_norm=name in ("ghost", "micro", "recipe")), {}
@@ -45,13 +42,5 @@ def scenario(name, folder, member):
     return result | {"average": None if average is None else average.module.state_dict()}
 
 
-def main():
-    torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
-    with join(60.0) as member:
-        for name in sys.argv[2:]:
-            torch.save(scenario(name, folder, member), folder / f"{name}-{member.world.rank}.pt")
-
-
 if __name__ == "__main__":
-    main()
+    lab.main({name: partial(scenario, name) for name in NAMES})

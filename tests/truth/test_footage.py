@@ -14,14 +14,9 @@ import torch
 import fastvid
 from fastvid.errors import FastvidError
 from tests import forks
-from tests.datasets import REPOSITORY
 from tests.truth.judge import fitted
 
-FOOTAGE = REPOSITORY.parent / "shared" / "videos"
-pytestmark = [
-    pytest.mark.soak,
-    pytest.mark.skipif(not FOOTAGE.is_dir(), reason="no footage beside the repository"),
-]
+pytestmark = pytest.mark.soak
 MOST_MEAN, LEAST_SSIM = 2.5, 0.95
 # Colours that are stored for every pixel lie up to half a pixel aside once they are stored for every fourth.
 MOST_BESIDE = 5.0
@@ -101,12 +96,12 @@ def difference(path: Path, placed, encoded) -> str:
 
 
 @pytest.mark.parametrize("folder", ["clean", "odd"])
-def test_index_and_encoding_of_it_are_alike(folder, tmp_path):
+def test_index_and_encoding_of_it_are_alike(folder, footage, tmp_path):
     """The same files indexed in place, encoded, and encoded from the dataset in place, with little loss."""
     placed, sharded, again = tmp_path / "placed", tmp_path / "sharded", tmp_path / "again"
     for words in (
-        ("index", FOOTAGE / folder, "--out", placed),
-        ("shard", FOOTAGE / folder, "--out", sharded, *FINE),
+        ("index", footage / folder, "--out", placed),
+        ("shard", footage / folder, "--out", sharded, *FINE),
         ("transcode", placed, "--out", again, *FINE),
     ):
         command = forks.start_fastvid(*words, "--allow-rejected")
@@ -119,7 +114,7 @@ def test_index_and_encoding_of_it_are_alike(folder, tmp_path):
             if twin is None:  # not packed
                 continue
             try:
-                message = difference(FOOTAGE / folder / source, video, twin)
+                message = difference(footage / folder / source, video, twin)
             except FastvidError as error:
                 message = str(error)
             compared += 1

@@ -9,7 +9,7 @@ import pytest
 
 import fastvid
 from fastvid.cli.main import main as fastvid_command
-from fastvid.errors import StateError
+from fastvid.errors import StateError, UsageError
 from tests.docs import test_snippets as snippets
 from tests.upgrade import version_02
 from tests.upgrade.version_02 import run
@@ -98,6 +98,13 @@ def test_datasets_are_changed(folder):
     # The ffmpeg here may be another build than that of the archive.
     run("add", "encoded", "videos", "--allow-encoder-change")
     run("gc", "encoded", "--yes")
+    # The generation that 0.2 named is kept.
+    tagged = {entry["number"]: entry["tags"] for entry in json.loads(run("log", "encoded", "--json")) if entry["tags"]}
+    assert tagged == {1: ["paper"]}
+    assert "a/2" in fastvid.open("encoded", generation="paper").keys.to_pylist()
+    run("inspect", "encoded", "--generation", "paper")
+    with pytest.raises(UsageError, match="no generation has the tag 'thesis'"):
+        fastvid.open("encoded", generation="thesis")
     dataset = fastvid.open("encoded")
     assert {"plain", "turned", "a/0"} < {*dataset.keys.to_pylist()}
     assert dataset["a/0"].annotations["caption"] == "another film"

@@ -26,7 +26,7 @@ from fastvid.storage import LocalStorage
 from fastvid.storage.objects import ObjectStorage
 from fastvid.videos.pictures import frames_at
 from fastvid.videos.video import decode_frames
-from tests.datasets import pack
+from tests.datasets import damage, pack
 from tests.load.loaders import clip_loader
 from tests.makers import read_numbers
 
@@ -97,22 +97,8 @@ def test_open_raises_when_there_is_no_dataset(tmp_path):
 
 
 def test_read_raises_when_the_shard_is_damaged(folder, tmp_path):
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for file in folder.rglob("*"):
-        if file.is_file():
-            target = copy / file.relative_to(folder)
-            target.parent.mkdir(exist_ok=True)
-            target.write_bytes(file.read_bytes())
-    dataset = fastvid.open(copy)
-    video = dataset["intra"]
-    offset = int(video.table.records["offset"][30])
-    shard = copy / "data-000000.tar"
-    tar = bytearray(shard.read_bytes())
-    member = dataset.shard(0).member(1)[0]
-    tar[member + offset + 50] ^= 1
-    shard.write_bytes(tar)
-    video = fastvid.open(copy)["intra"]
+    damage(shutil.copytree(folder, tmp_path / "copy"), "intra", packets=[30])
+    video = fastvid.open(tmp_path / "copy")["intra"]
     assert read_numbers(video.frames([29, 31]).data[..., 0]) == [29, 31]
     with pytest.raises(ChecksumError) as caught:
         video.frames([29, 30])

@@ -37,7 +37,7 @@ def test_a_file_has_the_frames_that_a_dataset_of_it_has(folder, name, prove, tmp
         assert np.array_equal(mine.seconds, theirs.seconds)
     assert video.annotations["num_frames"] == 40
     assert not video.has_sound
-    assert video.save(tmp_path / "copy.mp4") or (tmp_path / "copy.mp4").read_bytes() == (folder / name).read_bytes()
+    assert video.save(tmp_path / "copy.mp4").read_bytes() == (folder / name).read_bytes()
     assert "40" in video._repr_html_()
 
 

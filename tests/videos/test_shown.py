@@ -5,7 +5,6 @@ import io
 import re
 import sys
 import types
-from html.parser import HTMLParser
 
 import av
 import numpy as np
@@ -17,8 +16,9 @@ from fastvid.format.shard import Shard
 from fastvid.videos import pictures
 from fastvid.videos.pictures import contact_sheet, encode_picture
 from tests.browser import Browser, needs_chromium
-from tests.datasets import pack
+from tests.datasets import damage, pack
 from tests.makers import read_numbers
+from tests.report.tags import Tags
 
 HOSTILE = "<script>alert('\"')</script><img src=http://evil/x onerror=alert()>"
 
@@ -31,28 +31,6 @@ def folder(videos, tmp_path_factory):
     columns = {"split": ["train", "train", "val"], "caption": [HOSTILE, "x" * 5000, None]}
     pack(folder, [samples[:2], samples[2:]], classes=("a", HOSTILE, "c"), columns=columns)
     return folder
-
-
-class Elements(HTMLParser):
-    """The tags of a fragment with their attributes, and its text; fails if tags do not nest."""
-
-    def __init__(self, data):
-        super().__init__()
-        self.tags, self.said, self._open = [], "", []
-        self.feed(data)
-        self.close()
-        assert not self._open
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in ("img", "meta"):
-            self._open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self._open.pop() == tag
-
-    def handle_data(self, data):
-        self.said += data if self._open[-1:] != ["style"] else ""
 
 
 def decoded(uri):
@@ -73,25 +51,25 @@ def shown(folder):
 def test_html_is_small_self_contained_and_escaped(folder, name):
     html = shown(folder)[name]._repr_html_()
     assert len(html) < 300_000
-    elements = Elements(html)
+    tags = Tags(html)
     allowed = "div style span i figure figcaption img table thead tbody tr th td"
-    assert {tag for tag, _ in elements.tags} <= set(allowed.split())
-    for tag, attributes in elements.tags:
+    assert {tag for tag, *_ in tags.elements} <= set(allowed.split())
+    for tag, attributes, _ in tags.elements:
         assert not [one for one in attributes if one.startswith("on")]
         if tag == "img":
             kind, (picture,) = decoded(attributes["src"])
             assert kind == "image/webp"
             assert picture.shape[0] == 96
             assert picture.std() > 1
-    assert sum(tag == "img" for tag, _ in elements.tags) == {"dataset": 2, "frames": 16}.get(name, 8)
+    assert len(tags.find("img")) == {"dataset": 2, "frames": 16}.get(name, 8)
     assert "http" not in html.replace("http://evil", ""), "nothing is loaded"
     if name in ("dataset", "video"):
-        assert HOSTILE in elements.said
+        assert HOSTILE in tags.said
 
 
 def test_facts_of_a_video_and_frames_are_in_the_html(folder):
     things = shown(folder)
-    said = Elements(things["video"]._repr_html_()).said
+    said = Tags(things["video"]._repr_html_()).said
     for fact in (
         "compact",
         "class a",
@@ -103,9 +81,9 @@ def test_facts_of_a_video_and_frames_are_in_the_html(folder):
         "split train",
     ):
         assert fact in said, fact
-    assert "caption None" not in Elements(fastvid.open(folder)["vp9"]._repr_html_()).said
+    assert "caption None" not in Tags(fastvid.open(folder)["vp9"]._repr_html_()).said
     assert len(things["second"]._repr_html_()) < 100_000, "a long caption is cut"
-    said = Elements(things["frames"]._repr_html_()).said
+    said = Tags(things["frames"]._repr_html_()).said
     assert "frame 300.12" not in said
     assert "frame 281.12 s" in said
     assert "and 4 more frames" in said
@@ -117,12 +95,12 @@ def test_the_html_of_a_dataset_counts_its_selection(folder, videos, tmp_path):
     columns = facts | {"split": [("train", "val")[n % 2] for n in range(14)]}
     names = tuple(f"class{n:02d}" for n in range(14))
     pack(tmp_path, [[(f"key{n:02d}", data, n) for n in range(14)]], classes=names, columns=columns)
-    said = Elements(fastvid.open(tmp_path)._repr_html_()).said
+    said = Tags(fastvid.open(tmp_path)._repr_html_()).said
     for fact in ("samples 14", "classes 14", "frames 980", "duration 7 h 0 min", "160x96 93 %, 160x80 7 %",
                  "25 fps 100 %", "in 1 shard", "and 2 more211", "class00110"):  # fmt: skip
         assert fact in said, fact
     half = fastvid.open(tmp_path, split="val", where="height > 80")
-    said = Elements(half._repr_html_()).said
+    said = Tags(half._repr_html_()).said
     for fact in ("samples 6", "frames 420", "duration 3 h 0 min", "selected of 14 samples", "split val", "height > 80"):
         assert fact in said, fact
 
@@ -144,13 +122,10 @@ def test_html_of_a_dataset_opens_one_shard_and_reads_few_samples(folder, videos,
 def test_html_says_what_cannot_be_decoded(folder, videos, tmp_path):
     data = videos.painted("intra").data
     pack(tmp_path, [[("good", data, 0), ("bad", data, 0)]])
-    tar = bytearray((tmp_path / "data-000000.tar").read_bytes())
-    offset, size = fastvid.open(tmp_path).shard(0).member(1)
-    tar[offset + 200 : offset + size] = bytes(size - 200)
-    (tmp_path / "data-000000.tar").write_bytes(tar)
+    damage(tmp_path, "bad")
     dataset = fastvid.open(tmp_path)
     for html in (dataset._repr_html_(), dataset["bad"]._repr_html_()):
-        assert "packet has checksum" in Elements(html).said
+        assert "packet has checksum" in Tags(html).said
     assert dataset._repr_html_().count("<img") == 1
     with pytest.raises(ChecksumError) as caught:
         dataset["bad"].save(tmp_path / "x.mp4")
@@ -225,7 +200,8 @@ def test_show_displays_in_a_notebook_and_plays_a_video(folder, videos, capsys, m
     assert capsys.readouterr().out == ""
     assert displayed[0] == things["dataset"]._repr_html_()
     assert displayed[3] == things["frames"]._repr_html_()
-    (source,) = [attributes["src"] for tag, attributes in Elements(displayed[1]).tags if tag == "video"]
+    ((attributes, _),) = Tags(displayed[1]).find("video")
+    source = attributes["src"]
     assert base64.b64decode(source.removeprefix("data:video/mp4;base64,")) == videos.painted("compact").data
 
 

@@ -25,7 +25,6 @@ import torch
 
 from fastvid.errors import FormatError, StateError, StorageError, UsageError, VersionError
 from fastvid.models.weights import load_tensors
-from fastvid.runtime import faults
 from fastvid.runtime.values import json_text, sha256
 from fastvid.storage import open_storage
 
@@ -97,10 +96,7 @@ class Checkpoints:
         data = memoryview(data)
         name = f"checkpoint-{samples:012d}-{sha256(data)[:_DIGITS]}.pt"
         with self.storage.create(name) as file:
-            file.write(data[: len(data) // 2])
-            file.flush()
-            faults.reach("checkpoint")
-            file.write(data[len(data) // 2 :])
+            file.write(data)
         # Another file with the same number of samples was written before a restart and has the same state: remove it.
         others = [other for other in self.names() if other != name]
         stale = [other for other in others if _samples(other) == samples]

@@ -1,7 +1,6 @@
 """Transforms in a loader: the same batches for any world, worker kind and resume, and no change without transforms."""
 
 import threading
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from tests import fake_cuda
 from tests.datasets import make_clip, pack
 from tests.load.fakes import FakeDataset, fake
 from tests.load.loaders import clip_loader
-from tests.load.tools import channels_are_neighbours, make, rows
+from tests.load.tools import Own, channels_are_neighbours, make, rows
 
 SAMPLES = 17
 
@@ -199,23 +198,11 @@ def test_listed_clips_may_be_resized_and_padded_ones_may_not():
     assert "collate='list'" in caught.value.hint
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """A sampler of as many frames as the video has, at most 4."""
-
-    num_frames = None
-
-    def draw(self, video, _draws):
-        return range(min(4, video.num_frames))
-
-    def count(self, num_frames, _fps):
-        return np.minimum(4, num_frames)
-
-
 @pytest.mark.parametrize("collate", ["list", "pad"])
 def test_clips_of_different_lengths_have_the_same_bits_for_any_world(collate):
     after = [ColorJitter(0.4, hue=0.1), noise, RandAugment(2, 20), Erasing(0.5)]
-    options = {"frames": Lengths(), "collate": collate, "last": "mask", "dtype": torch.float32, "after": after}
+    frames = Own(lambda video, _: range(min(4, video.num_frames)), count=lambda count, _: np.minimum(4, count))
+    options = {"frames": frames, "collate": collate, "last": "mask", "dtype": torch.float32, "after": after}
 
     def clips(world):
         found = {}

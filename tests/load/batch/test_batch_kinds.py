@@ -221,7 +221,7 @@ def test_dictionary_columns_are_text():
         (lambda d: make(d, labels=MultiHot("tag")), r"column 'tag' of MultiHot does not exist\n.*tags, numbers"),
         (lambda d: make(d, labels=MultiHot("title")), "column 'title' of MultiHot contains string, not lists"),
         (lambda d: make(d, labels=MultiHot("tags", ["a", "b"])), r"(?s)contains 'c', which is none of the 2.*key3"),
-        (lambda d: make(d, labels=MultiHot("numbers", ["a"] * 1)), r"(?s)contains 1, which is none of the 1.*key1"),
+        (lambda d: make(d, labels=MultiHot("numbers", ["a"])), r"(?s)contains 1, which is none of the 1.*key1"),
         (lambda d: MultiHot("tags", ["a", "a"]), "each once"),
         (lambda d: MultiHot("tags", []), "give the names of all classes"),
         (lambda d: Mixture({"x": d, "y": Mixture([d])}), "'y' is a mixture itself\n.*products of the weights"),

@@ -11,7 +11,7 @@ from fastvid.load.clips.sampling import Dense, Segments, Uniform, clip_lengths, 
 from fastvid.load.order.draws import Draws, Purpose
 from tests.load.clips.sampler_contract import SamplerContract
 from tests.load.fakes import FakeDataset
-from tests.load.tools import make, video
+from tests.load.tools import Own, make, video
 
 DRAWS = st.builds(Draws, st.integers(0, 9), st.integers(0, 9), st.integers(0, 10**6))
 LENGTHS = st.integers(1, 400)
@@ -152,63 +152,46 @@ def test_settings_out_of_range_are_refused():
         Dense(8, 2, short="wrap")
 
 
-class Free:
-    """A sampler of a user whose clips differ in length; `draw` is all that it has."""
-
-    def __init__(self, choose):
-        self.choose = choose
-
-    def __repr__(self):
-        return "Free()"
-
-    def draw(self, video, draws):
-        return self.choose(video)
-
-
-class Own(Free):
-    """One whose clips have three frames, the given ones."""
-
-    num_frames = 3
-
-    def __init__(self, returns):
-        super().__init__(lambda _: returns)
+def three(returns):
+    """Return a sampler of a user whose clips have three frames, the given ones."""
+    return Own(lambda *_: returns, num_frames=3)
 
 
 @pytest.mark.parametrize("kind", [list, tuple, torch.tensor, lambda frames: np.array(frames, dtype=np.uint16)])
 def test_an_own_sampler_may_return_any_number_of_frames(kind):
-    loader = make(FakeDataset(8), frames=Free(lambda video: kind(list(range(0, video.num_frames, 2)))), collate="list")
-    (batch,) = loader
+    sampler = Own(lambda video, _: kind(list(range(0, video.num_frames, 2))))
+    (batch,) = make(FakeDataset(8), frames=sampler, collate="list")
     lengths = [FakeDataset(8).lengths[sample] for sample in batch.sample.tolist()]
     for frames, length in zip(batch.frame_index.tolist(), lengths, strict=True):
         assert [frame for frame in frames if frame >= 0] == list(range(0, length, 2))
-    (batch,) = make(FakeDataset(8, classes=()), frames=Own(kind([0, 0, 0])))
+    (batch,) = make(FakeDataset(8, classes=()), frames=three(kind([0, 0, 0])))
     assert batch.frame_index.tolist() == [[0, 0, 0]] * 8
 
 
 @pytest.mark.parametrize(
     ("sampler", "message"),
     [
-        (Own([0.0, 1.0, 2.0]), r"returned float64 \[3\], expected integers \[3\] from 0 to"),
-        (Own([0, 1]), r"returned int64 \[2\], expected integers \[3\]"),
-        (Own([[0, 0, 0]]), r"returned int64 \[1, 3\]"),
-        (Own(None), "returned object"),
-        (Own([]), r"returned float64 \[0\]"),
-        (Own([[0], [0, 0]]), "returned"),
-        (Own([True, False, True]), r"returned bool \[3\]"),
-        (Own([0, 0, 99]), "returned frame 99"),
-        (Own([0, 0, -1]), "returned frame -1"),
-        (Free(lambda video: []), r"returned float64 \[0\], expected at least one integer from 0 to"),
-        (Free(lambda video: np.zeros(0, dtype=np.int64)), r"returned int64 \[0\]"),
-        (Free(lambda video: [0.5]), r"returned float64 \[1\], expected .*: \[0.5\]"),
-        (Free(lambda video: [[0]]), r"returned int64 \[1, 1\]"),
-        (Free(lambda video: [video.num_frames]), "returned frame"),
-        (Free(lambda video: [2**63]), "returned frame 9223372036854775808"),
-        (Free(lambda video: {}["end"]), "failed with KeyError: 'end'"),
-        (Free(lambda video: video.missing), "failed with AttributeError"),
+        (three([0.0, 1.0, 2.0]), r"returned float64 \[3\], expected integers \[3\] from 0 to"),
+        (three([0, 1]), r"returned int64 \[2\], expected integers \[3\]"),
+        (three([[0, 0, 0]]), r"returned int64 \[1, 3\]"),
+        (three(None), "returned object"),
+        (three([]), r"returned float64 \[0\]"),
+        (three([[0], [0, 0]]), "returned"),
+        (three([True, False, True]), r"returned bool \[3\]"),
+        (three([0, 0, 99]), "returned frame 99"),
+        (three([0, 0, -1]), "returned frame -1"),
+        (Own(lambda video, _: []), r"returned float64 \[0\], expected at least one integer from 0 to"),
+        (Own(lambda video, _: np.zeros(0, dtype=np.int64)), r"returned int64 \[0\]"),
+        (Own(lambda video, _: [0.5]), r"returned float64 \[1\], expected .*: \[0.5\]"),
+        (Own(lambda video, _: [[0]]), r"returned int64 \[1, 1\]"),
+        (Own(lambda video, _: [video.num_frames]), "returned frame"),
+        (Own(lambda video, _: [2**63]), "returned frame 9223372036854775808"),
+        (Own(lambda video, _: {}["end"]), "failed with KeyError: 'end'"),
+        (Own(lambda video, _: video.missing), "failed with AttributeError"),
     ],
 )
 def test_a_mistake_of_an_own_sampler_is_named_with_its_key(sampler, message):
-    with pytest.raises(UsageError, match=rf"sampler Free\(\) {message}") as caught:
+    with pytest.raises(UsageError, match=rf"sampler Own\(\) {message}") as caught:
         list(make(FakeDataset(8), frames=sampler, collate="list"))
     assert caught.value.hint
     assert caught.value.where["key"].startswith("key")
@@ -216,17 +199,15 @@ def test_a_mistake_of_an_own_sampler_is_named_with_its_key(sampler, message):
 
 @pytest.mark.parametrize("count", [lambda frames, fps: frames[:-1], lambda frames, fps: frames * 0, lambda *_: 1.5])
 def test_a_wrong_count_is_named(count):
-    sampler = Free(None)
-    sampler.count = count
-    with pytest.raises(UsageError, match=r"sampler Free\(\) counts"):
-        clip_lengths(sampler, np.array([5, 6]), np.array([25.0, 25.0]))
+    with pytest.raises(UsageError, match=r"sampler Own\(\) counts"):
+        clip_lengths(Own(None, count=count), np.array([5, 6]), np.array([25.0, 25.0]))
 
 
 def test_a_sampler_that_cannot_tell_its_lengths_is_named():
-    with pytest.raises(UsageError, match=r"Free\(\) does not say how many frames") as caught:
-        clip_lengths(Free(None), np.array([5]), np.array([25.0]))
+    with pytest.raises(UsageError, match=r"Own\(\) does not say how many frames") as caught:
+        clip_lengths(Own(None), np.array([5]), np.array([25.0]))
     assert "count(num_frames, fps)" in caught.value.hint
-    with pytest.raises(UsageError, match=r"Free\(\) cannot make clips of 4 frames"):
-        with_length(Free(None), 4)
+    with pytest.raises(UsageError, match=r"Own\(\) cannot make clips of 4 frames"):
+        with_length(Own(None), 4)
     with pytest.raises(UsageError, match="each segment has 3"):
         with_length(Segments(2, length=3), 8)

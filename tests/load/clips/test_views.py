@@ -10,7 +10,6 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Spatial
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.load.clips.views import Views, check_views
-from fastvid.load.order.draws import Draws
 from tests.datasets import make_clip, pack
 from tests.load.fakes import HEIGHT, WIDTH, FakeDataset, fake, picture
 from tests.load.loaders import clip_loader
@@ -73,27 +72,39 @@ def test_ten_crops_are_corners_and_centre_then_mirrored(folder):
     assert torch.equal(batch.video[:, 4], single.video)
 
 
-@pytest.mark.parametrize(("height", "width", "corners"), [(64, 112, [(8, 0), (8, 32), (8, 64)]), (112, 64, None)])
-def test_three_crops_are_along_the_longer_side(height, width, corners):
-    cuts = views_of(Spatial.of(CenterCrop(48)), height, width, views=Views(num_crops=3))
-    found = [(cut.box.y, cut.box.x) for cut in cuts]
-    assert found == (corners or [(0, 8), (32, 8), (64, 8)])
-
-
-@pytest.mark.parametrize("num_frames", [1, 2, 7, 39, 300])
-@pytest.mark.parametrize("sampler", [Dense(8, 4, jitter=False), Segments(5, jitter=False), Segments(3, False, 2)])
-def test_single_clip_is_the_evaluation_clip_and_several_are_spread(sampler, num_frames):
-    assert np.array_equal(sampler.spread(video(num_frames), 1)[0], sampler.draw(video(num_frames), Draws(0, 0, 0)))
-    many = sampler.spread(video(num_frames), 7)
-    assert many.shape == (7, sampler.num_frames)
-    assert ((many >= 0) & (many < num_frames)).all()
-    if num_frames == 300:
-        starts = many[:, 0]
-        steps = np.diff(starts)
-        assert (steps > 0).all()
-        assert steps.max() - steps.min() <= 1
+@pytest.mark.parametrize("count", [1, 2, 7, 10])
+@pytest.mark.parametrize("sampler", [Dense(4, 8, jitter=False), Segments(4, jitter=False), Segments(3, False, 2)])
+def test_clips_are_where_the_formulas_of_single_views_place_them(sampler, count):
+    """The trainer once placed each view by formulas of its own; scores must stay comparable."""
+    for num_frames in range(1, 301):
         if isinstance(sampler, Dense):
-            assert (starts[0], many[-1, -1]) == (0, 299)
+            spare = max(0, num_frames - ((sampler.num_frames - 1) * sampler.stride + 1))
+            starts = np.linspace(0, spare, count).astype(int) if count > 1 else [spare // 2]
+            expected = [(start + np.arange(sampler.num_frames) * sampler.stride) % num_frames for start in starts]
+        else:
+            tick, last = (num_frames - sampler.length + 1) / sampler.num_segments, num_frames - 1
+            places = [(number + 0.5) / count for number in range(count)]
+            starts = [(tick * place + tick * np.arange(sampler.num_segments)).astype(int) for place in places]
+            expected = [np.minimum(np.add.outer(some, np.arange(sampler.length)).ravel(), last) for some in starts]
+        spread = sampler.spread(video(num_frames), count).tolist()
+        assert spread == [clip.tolist() for clip in expected]
+        # A single clip is the one that the sampler draws.
+        assert spread == [clip.tolist() for clip in Views(count).clips(sampler, video(num_frames))]
+
+
+@pytest.mark.parametrize("crop", [CenterCrop(48), CenterCrop((112, 176), short_side=128), CenterCrop(224, 256)])
+def test_crops_are_where_the_formulas_of_single_views_place_them(crop):
+    corners = [(0, 0), (0, 2), (2, 0), (2, 2), (1, 1)]
+    for height in range(16, 400, 23):
+        for width in range(17, 400, 23):
+            box = crop.draw(height, width, None)
+            free_y, free_x = height - box.height, width - box.width
+            along = [(1, end) if width >= height else (end, 1) for end in range(3)]
+            for views, halves in ((Views(1, 3), along), (Views(1, 5), corners), (Views(1, 10), corners * 2)):
+                expected = [(free_y * down // 2 & ~1, free_x * right // 2 & ~1) for down, right in halves]
+                found = [cut.box for cut in views_of(Spatial.of(crop), height, width, views=views)]
+                assert [(one.y, one.x) for one in found] == expected
+                assert {(one.height, one.width) for one in found} == {(box.height, box.width)}
 
 
 def test_single_clip_or_crop_may_be_random_and_equals_the_loaders():

@@ -5,18 +5,14 @@ import pickle
 
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from fastvid.errors import UsageError
 from tests import forks
 from tests.load.fakes import FakeDataset
 from tests.load.tools import make, rows
 
-# From torchdata, which calls it; from torch on a machine without an accelerator.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
-    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true"),
-]
+# From torch on a machine without an accelerator.
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
 
 
 @pytest.mark.parametrize("options", [{}, {"pin_memory": True}])
@@ -57,21 +53,6 @@ def test_a_loader_sent_to_another_process_is_refused():
 def test_a_dataloader_left_early_never_makes_an_empty_epoch():
     passed = DataLoader(make(FakeDataset(32)), batch_size=None)
     assert [sum(1 for _ in zip(range(4), passed, strict=False)) for _ in range(3)] == [4, 4, 4]
-
-
-@pytest.mark.parametrize("taken", [1, 3, 4])
-def test_a_stateful_dataloader_continues_with_the_next_batch(taken):
-    dataset = FakeDataset(32)
-    whole = make(dataset)
-    expected = [rows(batch) for _ in range(2) for batch in whole]
-    first = StatefulDataLoader(make(dataset), batch_size=None)
-    seen = [rows(batch) for _, batch in zip(range(taken), first, strict=False)]
-    resumed = StatefulDataLoader(make(dataset), batch_size=None)
-    resumed.load_state_dict(first.state_dict())
-    while len(seen) < 8:
-        rest = [rows(batch) for batch in resumed]
-        seen += rest
-    assert seen == expected
 
 
 @pytest.fixture(scope="module")

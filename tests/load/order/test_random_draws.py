@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastvid.load.order.draws import Draws, Purpose, mix64, mix64_int
+from fastvid.load.order.draws import BatchDraws, Draws, Purpose, mix64, mix64_int
 
 M64 = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -44,6 +44,14 @@ def test_different_keys_never_share_a_number():
     uses = itertools.product(range(4), range(4), range(60), Purpose)
     words = [w for seed, epoch, position, purpose in uses for w in Draws(seed, epoch, position).words(purpose, 4)]
     assert len(set(words)) == len(words)
+
+
+@given(WORDS, WORDS, WORDS, st.sampled_from(Purpose), st.integers(1, 2**32 - 1))
+def test_a_batch_has_the_numbers_of_each_of_its_clips(seed, epoch, position, purpose, high):
+    alone, batch = Draws(seed, epoch, position), BatchDraws(seed, epoch, np.array([5, position], dtype=np.uint64))
+    assert batch.words(purpose, 4, 3)[1].tolist() == alone.words(purpose, 4, 3)
+    assert batch.uniform(purpose, 4, 3)[1].tolist() == alone.uniform(purpose, 4, 3)
+    assert batch.integers(purpose, np.array([9, high]), 4)[1].tolist() == alone.integers(purpose, high, 4)
 
 
 @given(WORDS, st.integers(1, 2**40))

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from fastvid.errors import StateError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.assemble import Patches
-from fastvid.load.clips.crops import CenterCrop, Native
+from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, Native, RandomResizedCrop, Resize
 from fastvid.load.clips.sampling import Segments
+from fastvid.load.clips.timed_sampling import AtFps, Window
 from fastvid.load.clips.views import Views
 from fastvid.load.order.buckets import Buckets
 from fastvid.load.order.packed import Packed
@@ -23,6 +24,15 @@ from tests.load.planned.tools import BUCKETS, LOOKS, PACKED, Every, FakeVideos, 
 from tests.load.tools import make
 
 PLANS = [BUCKETS, PACKED]
+OPEN, RATE = Buckets([(1, 32, 32), (2, 32, 48), (2, 48, 32), (3, 32, 48)], per_batch=7), AtFps(6, max_frames=8)
+CASES = {
+    "buckets": (BUCKETS, {}),
+    "packed": (PACKED, {}),
+    # Buckets decide lengths and sizes that sampler and crop leave open.
+    "windows": (OPEN, {"frames": Window(fps=6), "spatial": Native(8)}),
+    "rates": (OPEN, {"frames": RATE, "spatial": Resize(short_side=24)}),
+    "regions": (OPEN, {"frames": RATE, "spatial": [RandomResizedCrop(None), HorizontalFlip(0.5)]}),
+}
 WORLDS = (1, 2, 3, 5, 7)
 
 
@@ -32,27 +42,18 @@ def short_blocks(monkeypatch):
     monkeypatch.setattr("fastvid.load.order.packed._STEPS_OF_BLOCK", 2)
 
 
-@pytest.mark.parametrize("batches", PLANS, ids=["buckets", "packed"])
-@pytest.mark.parametrize("last", ["drop", "mask", "keep"])
-def test_every_world_delivers_the_same_batches(batches, last):
-    dataset = FakeVideos(130)
-    whole = together(loaders(dataset, batches, 1, last=last, num_threads=1))
-    for world in WORLDS[1:]:
-        assert together(loaders(dataset, batches, world, last=last)) == whole
-    delivered = [row[1] for _, _, found in whole for row in found]
-    assert len(set(delivered)) == len(delivered)
-    assert len(delivered) == 130 or last == "drop"
-    assert len({row[-2] for _, _, found in whole for row in found}) > 2  # clips of several shapes
-
-
-@pytest.mark.parametrize("batches", PLANS, ids=["buckets", "packed"])
+@pytest.mark.parametrize(("batches", "chosen"), CASES.values(), ids=CASES)
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_a_loader_stopped_anywhere_continues_in_another_world(batches, data):
+def test_a_loader_stopped_anywhere_continues_in_another_world(batches, chosen, data):
     seed, size = data.draw(st.integers(0, 2**64 - 1)), data.draw(st.integers(60, 130))
-    dataset = FakeVideos(size)
-    options = {"seed": seed, "last": data.draw(st.sampled_from(["mask", "keep"]))}
+    last = data.draw(st.sampled_from(["drop", "mask", "keep"]))
+    dataset, options = FakeVideos(size), {"seed": seed, "last": last, **chosen}
     whole = together(loaders(dataset, batches, 1, **options))
+    delivered = [row for *_, rows_ in whole for row in rows_]
+    assert len({row[1] for row in delivered}) == len(delivered)
+    assert len(delivered) == size or last == "drop"
+    assert len({row[-2] for row in delivered}) > 2  # clips of several shapes
     found, state = [], None
     while len(found) < len(whole):
         world, steps = data.draw(st.sampled_from(WORLDS)), data.draw(st.integers(1, 6))

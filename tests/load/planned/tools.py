@@ -15,12 +15,15 @@ from fastvid.load.order.packed import Packed
 from tests.load.fakes import FakeDataset
 from tests.load.tools import make
 
-SIDES = ((32, 48), (48, 32), (32, 32), (16, 64), (64, 24))
-
-
-LOOKS = tuple((Fraction(25), *SIDES[3 * number % 5]) for number in range(5))
+LOOKS = (
+    (Fraction(10), 32, 48),
+    (Fraction(5), 48, 32),
+    (Fraction(30_000, 1001), 32, 32),
+    (Fraction(25), 20, 64),
+    (Fraction(12), 66, 21),
+)
 FakeVideos = partial(FakeDataset, looks=LOOKS)
-"""Samples of 1 to 12 frames and of several sizes."""
+"""Samples of 1 to 12 frames, and of several rates and sizes."""
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,7 @@ def local(tmp_path_factory):
 
 @pytest.fixture
 def server(local):
-    with FaultyServer() as server:
-        for name in local.list():
-            server.files[name] = local.read(name)
+    with FaultyServer(local) as server:
         yield server
 
 
@@ -65,6 +63,16 @@ def over(dataset, **arguments):
 
 def clips(loader):
     return [row for batch in loader for row in rows(batch)]
+
+
+def test_opening_a_dataset_and_its_shards_takes_few_requests(server):
+    dataset = Dataset(server.url)
+    for shard in range(3):
+        dataset.shard(shard)
+    # A look-up and a read each of the commit record and the generation; a read of the annotations; for each shard a
+    # read of its sidecar and a look-up of the size of its tar.
+    asked = [seen.method for seen in server.log]
+    assert asked == ["HEAD", "GET", "HEAD", "GET", "GET", *["GET", "HEAD"] * 3]
 
 
 @pytest.mark.parametrize("workers", soak_but(["thread", "process"], "process"))
@@ -171,8 +179,7 @@ def test_a_refusal_or_an_outage_is_raised_and_never_skipped(server, status, mess
 
 
 def test_an_unreachable_store_is_raised_and_never_skipped(local):
-    with FaultyServer() as server:
-        server.files.update({name: local.read(name) for name in local.list()})
+    with FaultyServer(local) as server:
         loader = make(server.url, RemoteOptions(patience_seconds=0.1), on_error="skip", max_skip_rate=1.0)
         assert len(clips(loader)) == 24
     with pytest.raises(UnavailableError, match=r"data-00000\d"):

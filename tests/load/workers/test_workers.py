@@ -1,6 +1,5 @@
 """Worker processes: the same batches as threads, and a clip that hangs or crashes affects no other clip."""
 
-import contextlib
 import gc
 import os
 import signal
@@ -12,11 +11,12 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from fastvid.decode.backends import Backend
-from fastvid.errors import ChecksumError, MissingDependency, WorkerError
+from fastvid.errors import MissingDependency, WorkerError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import Codec
 from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop
@@ -63,13 +63,7 @@ def make(folder, **options):
 
 def processes():
     """Return the process ids of this process's children, including zombies."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            # After the name, which may contain anything: state, parent.
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                found.add(int(stat.parent.name))
-    return found
+    return {child.pid for child in psutil.Process().children()}
 
 
 @dataclass(frozen=True)
@@ -246,20 +240,6 @@ def test_startup_deaths_are_retried_a_limited_number_of_times(good, tmp_path, mo
     assert len(list(armed.iterdir())) == 6
 
 
-def test_workers_detect_damage_like_threads(build):
-    folder = build("damaged")
-    dataset = Dataset(str(folder))
-    start, _ = dataset.shard(0).member(5)
-    tar = folder / "data-000000.tar"
-    data = bytearray(tar.read_bytes())
-    data[start + int(dataset.shard(0).table(5).records["offset"][0]) + 3] ^= 1
-    tar.write_bytes(data)
-    loader = make(folder, shuffle=False)
-    with pytest.raises(ChecksumError, match="the index says") as caught:
-        list(loader)
-    assert caught.value.where["key"] == "clip5"
-
-
 def test_a_bug_in_a_worker_is_never_skipped(build):
     loader = make(build("bug", "bug"), decoder=backend("TroubledDecoder"), on_error="skip", max_skip_rate=1.0)
     with pytest.raises(ZeroDivisionError) as caught:
@@ -303,9 +283,9 @@ def test_ctrl_c_stops_loader_and_workers(good, tmp_path):
     )
     process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline().startswith("batch")
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    children = psutil.Process(process.pid).children()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=200)
     assert "KeyboardInterrupt" in errors
     assert process.returncode in (1, 130, -signal.SIGINT)
-    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    assert not [child for child in children if child.is_running()]

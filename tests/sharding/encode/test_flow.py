@@ -12,13 +12,16 @@ import av
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import JobError, MissingDependency, SourceError, UsageError, WorkerError
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import read_generation
-from fastvid.format.planes import ZERO, to_pixels
+from fastvid.format.planes import STEPS, ZERO, to_levels, to_pixels
 from fastvid.format.schema import Range
 from fastvid.format.shard import Shard
 from fastvid.format.writing import index_shard
@@ -53,6 +56,17 @@ def write_drifting(path, frames=6):
     raw = ["-f", "rawvideo", "-pix_fmt", "yuv420p", "-s", f"{width}x{height}", "-r", "25", "-i", "-"]
     ffmpeg(*raw, "-crf", "5", "-preset", "ultrafast", str(path), data=data)
     return path
+
+
+SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 6), st.just(2))
+FLOWS = hnp.arrays(np.float32, SHAPES, elements=st.floats(-60, 60, width=32))
+
+
+@given(FLOWS, st.sampled_from([1.0, 7.5, 20.0, 64.0]))
+def test_flow_round_trips_within_half_a_level_and_is_clipped_beyond_the_bound(flow, bound):
+    back = to_pixels(to_levels(flow, bound), bound)
+    assert back.shape == flow.shape
+    assert np.abs(back - np.clip(flow, -bound, bound)).max() <= 0.5 * bound / STEPS * (1 + 1e-4)
 
 
 @pytest.mark.parametrize("method", ["dis", "tvl1"])

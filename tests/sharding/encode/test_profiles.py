@@ -21,7 +21,7 @@ from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES, Profile, build_command, get_profile, plan_geometry
 from fastvid.sharding.encode.transcode import _sample
 from fastvid.sharding.work.tasks import SourceTask
-from tests.sharding.shardtools import HDR, encode, encode_source, ffmpeg, make, settings, turn
+from tests.sharding.shardtools import HDR, encode, encode_source, ffmpeg, make, settings
 
 COMPACT = PROFILES["compact"]
 ENCODING = {name: profile for name, profile in PROFILES.items() if name != "copy"}
@@ -182,21 +182,6 @@ def test_hdr_is_tone_mapped_or_rejected_without_zscale(tmp_path):
         with pytest.raises(SourceError) as caught:
             build_command(how, info, opened.url, [("x", None)])
     assert caught.value.reason == Reason.HDR
-
-
-def test_rotated_video_becomes_upright_without_rotation_metadata(tmp_path):
-    # White above black; the display matrix rotates it by 90 degrees.
-    flat, turned = tmp_path / "flat.mp4", tmp_path / "turned.mp4"
-    halves = "color=white:size=128x32[a];color=black:size=128x32[b];[a][b]vstack"
-    ffmpeg("-f", "lavfi", "-i", halves, "-frames:v", "3", "-pix_fmt", "yuv420p", str(flat))
-    data = encode(turn(flat, turned), COMPACT.changed(short_side=96, enlarge=True))[0]
-    with av.open(io.BytesIO(data)) as container:
-        frame = next(container.decode(video=0))
-        assert (frame.width, frame.height, frame.rotation) == (96, 192, 0)
-        luma = frame.to_ndarray()[:192]
-    # Rotated clockwise by 90 degrees, the top is on the right.
-    assert luma[:, 60:].mean() > 200
-    assert luma[:, :36].mean() < 50
 
 
 @pytest.mark.parametrize(("rate", "fps", "frames"), [("25", "10", 16), ("25", "50", 80), ("30000/1001", "25", 33)])

@@ -49,13 +49,6 @@ def indexed(folder, tmp_path_factory, request):
     return out
 
 
-@pytest.fixture(scope="module")
-def copied(folder, tmp_path_factory):
-    out = tmp_path_factory.mktemp("copied") / "set"
-    assert main(["shard", str(folder), "--out", str(out), "--profile", "copy", "--workers", "1"]) == 0
-    return out
-
-
 @pytest.fixture
 def mine(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "films")
@@ -80,19 +73,6 @@ def test_every_frame_is_the_one_that_ffmpeg_shows_by_plans_as_small_as_those_of_
         both = dataset[f"{encoding[0]}/{encoding}"], videos.painted(encoding)
         assert len({len(one.table.plan([5, 33, 61]).packets) for one in both}) == 1, encoding
     assert verify_dataset(str(indexed), workers=1).problems == []
-
-
-@pytest.mark.parametrize("indexed", ["sample"], indirect=True)
-def test_clips_of_a_loader_equal_those_of_a_dataset_that_contains_the_videos(copied, indexed):
-    both = []
-    for path in (indexed, copied):
-        dataset = fastvid.open(path)
-        dataset = dataset.select(sorted(range(len(dataset)), key=dataset.key))
-        clips = fastvid.ClipLoader(
-            dataset, frames=fastvid.Segments(4), spatial=fastvid.RandomResizedCrop(32), global_batch_size=4, seed=3
-        )
-        both.append([batch.video.numpy().copy() for batch in clips])
-    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(*both, strict=True))
 
 
 @pytest.mark.parametrize("workers", ["thread", "process"])
@@ -337,9 +317,7 @@ def test_a_dataset_of_an_earlier_version_says_what_is_unknown_until_it_is_indexe
     assert fastvid.open(tmp_path / "set")[0].frames([0, 1]).data.shape == (2, 96, 160, 3)
     fastvid.open(tmp_path / "set")[0]
     assert [record.message.count("indexed by fastvid 0.2") for record in caplog.records] == [1]
-    with FaultyServer() as server:  # which takes no files
-        store = LocalStorage(tmp_path / "set")
-        server.files = {name: store.read(name) for name in store.list()}
+    with FaultyServer(LocalStorage(tmp_path / "set")) as server:  # which takes no files
         assert main(["index", server.url]) == 1
         assert "fastvid index DIR --out NEW" in capsys.readouterr().err
         for _ in range(2):
@@ -369,6 +347,7 @@ def check_frames(out, folder):
         pytest.param("clean", "none", 1, 47, marks=pytest.mark.soak),
         pytest.param("clean", "sample", 1, 47, marks=pytest.mark.soak),
         pytest.param("odd", "sample", 1, 95, marks=pytest.mark.soak),
+        pytest.param("odd", "all", 1, 90, marks=pytest.mark.soak),
         ("clean", "none", 12, 4),
         ("odd", "sample", 12, 8),
     ],

@@ -48,10 +48,7 @@ def server(canary):
     class Handler(LocalHandler):
         def do_GET(self):  # noqa: N802
             asked.append(self.path)
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            self.answer(200, data)
 
     with LocalServer(Handler) as server:
         yield server.endpoint, asked

@@ -1,24 +1,21 @@
 """Real files with every kind of problem, and the right verdict for each.
 
-A few always; ``make soak`` runs all with each profile and writes ``bench/results/shard_corpus.json``.
+A few always; ``make soak`` runs all with each profile.
 
 `verdicts.csv` says of every file of ``clean`` and ``odd`` what is right: ``verdict`` for profiles that encode, how its
 clock is read, the number of frames after holes are filled, and the verdict of ``copy``, which takes fewer codecs.
 FASTVID_SOAK_DIR names a folder in which finished datasets are kept and taken up again.
 """
 
-import collections
 import csv
 import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
@@ -82,14 +79,6 @@ def place(tmp_path_factory):
     return Path(named) if named else tmp_path_factory.mktemp("corpus")
 
 
-@pytest.fixture(scope="module")
-def record():
-    record = {"schema": "fastvid-shard-corpus/1", "machine": machine_facts(), "profiles": {}}
-    yield record
-    if len(record["profiles"]) == len(PROFILES):
-        write_json(RESULTS / "shard_corpus.json", record)
-
-
 def test_unusual_files_are_packed_and_bad_ones_have_a_reason(footage, known, tmp_path):
     run_job([str(footage / name) for name in (*GOOD, *BAD)], tmp_path / "out", workers=2, samples_per_shard=10)
     rows = {row["source_id"]: row for row in ledger(tmp_path / "out")}
@@ -100,10 +89,9 @@ def test_unusual_files_are_packed_and_bad_ones_have_a_reason(footage, known, tmp
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("profile", PROFILES)
-def test_every_file_has_one_true_row(profile, footage, known, place, record):
+def test_every_file_has_one_true_row(profile, footage, known, place):
     out = place / profile
     folders = [footage / name for name in ("clean", "odd", "bad")]
-    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "fastvid", "shard", *folders, "--out", out, "--profile", profile, *OPTIONS],
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
@@ -120,18 +108,6 @@ def test_every_file_has_one_true_row(profile, footage, known, place, record):
     assert not wrong
     report = verify_dataset(str(out), sample=VERIFIED, workers=1)
     assert report.ok, report.problems
-    table = collections.Counter((name.split("/")[0], row["reason"] or "packed") for name, row in rows.items())
-    record["profiles"][profile] = {
-        "files": len(rows),
-        "packed": sum(row["status"] == "packed" for row in listed),
-        "false_rejections": 0,
-        "reasons": {f"{folder}: {reason}": count for (folder, reason), count in sorted(table.items())},
-        "frames": sum(row["num_frames"] or 0 for row in listed),
-        "bytes_in": sum(row["bytes_in"] for row in listed if row["status"] == "packed"),
-        "bytes_out": sum(row["bytes_out"] or 0 for row in listed),
-        "verified_samples": report.samples,
-        "wall_seconds": round(time.monotonic() - began, 1),
-    }
     if "FASTVID_SOAK_DIR" not in os.environ:
         shutil.rmtree(out)
 

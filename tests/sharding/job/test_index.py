@@ -24,23 +24,10 @@ from fastvid.media.reasons import Reason
 from fastvid.sharding.job.index import index_tars, rebuild
 from fastvid.sharding.verify.verify import verify_dataset
 from tests.sharding.in_place import tools
-from tests.sharding.shardtools import ffmpeg, ledger, make, tar_of
+from tests.sharding.shardtools import ledger, make, tar_of
 
 X264 = ("-c:v", "libx264", "-g", "10")
 X265 = ("-c:v", "libx265", "-preset", "ultrafast", "-x265-params")
-# Real files that other tools wrote, with the special feature of each.
-FOOTAGE = {
-    "odd/google__ExoPlayer__sample_fragmented.mp4": "fragments",
-    "odd/meta-pytorch__torchcodec__discard_first_keyframe.mp4": "an edit list that hides the first key frame",
-    "odd/google__ExoPlayer__dolbyVision-hdr.MOV": "HEVC of ten bits with an edit list",
-    "odd/dmlc__decord__unordered.mov": "packets out of order",
-    "odd/Zulko__moviepy__no_duration.webm": "VP9 with a variable rate",
-    "odd/Zulko__moviepy__big_buck_bunny_432_433.webm": "VP8",
-    "odd/google__ExoPlayer__bear-vp9-odd-dimensions.webm": "odd sides",
-    "odd/google__ExoPlayer__sample_av1.mp4": "AV1",
-    "odd/openvinotoolkit__datumaro__video.avi": "MJPEG in AVI",
-    "clean/chuckcho__video-caffe__UCF-101_Rowing_g16_c03.avi": "MPEG-4 in AVI",
-}
 
 
 def check(data):
@@ -86,30 +73,8 @@ def test_planned_frames_of_foreign_files_match_a_player(name, options, droppable
     assert not found.info.flags & StreamFlag.CONFORMS
 
 
-@pytest.mark.parametrize("name", ["mpeg4.mp4", "packed.avi"])
-def test_codecs_without_a_header_parser_are_decoded_whole(name, tmp_path):
-    found = check(film(tmp_path / name, "-pix_fmt", "yuv420p", "-c:v", "mpeg4").read_bytes())
-    assert is_whole(found)
-    assert found.notes[-1].startswith("whole: packet headers of ")
-
-
 def film(path, *options, frames=40):
     return make(path, *options, size="80x48", frames=frames)
-
-
-def test_packets_hidden_by_an_edit_list_stay_in_the_plan(tmp_path):
-    source = film(tmp_path / "a.mp4", "-c:v", "libx264", "-g", "40")
-    ffmpeg("-ss", "0.5", "-i", str(source), "-c", "copy", str(tmp_path / "cut.mp4"))
-    found = check((tmp_path / "cut.mp4").read_bytes())
-    hidden = (found.records["flags"] & PacketFlag.HIDDEN) != 0
-    assert hidden.any()
-    assert found.info.num_frames + int(hidden.sum()) == len(found.records)
-    assert "edit-list" in found.notes
-
-
-@pytest.mark.parametrize("name", sorted(FOOTAGE))
-def test_real_files_are_indexed_or_rejected_with_a_reason(name, footage):
-    check((footage / name).read_bytes())
 
 
 def test_damaged_videos_are_rejected_with_a_reason(tmp_path):
@@ -181,10 +146,8 @@ def test_dataset_of_foreign_tars_can_be_read(tars, clips, capsys):
         assert video.num_frames == count == 20
         assert video.frames([0, 19, 7]).data.shape == (3, 48, 80, 3)
     rows = {row["source_id"]: row for row in ledger(tars)}
-    assert {name: row["reason"] for name, row in rows.items() if row["reason"]} == {
-        "none": "no-video-stream",
-        "bad": rows["bad"]["reason"],
-    }
+    reasons = {name: row["reason"] for name, row in rows.items() if row["reason"]}
+    assert reasons == {"none": "no-video-stream", "bad": "broken-container"}
     assert len(rows) == 6
     assert any(note.startswith("whole") for note in rows["c d"]["warnings"])
     report = verify_dataset(str(tars), workers=1)

@@ -17,7 +17,6 @@ from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.media.ffmpeg import find_ffmpeg
 from tests.sharding.job import mutants
 from tests.sharding.job.mutants import Block, follows, is_damaged, make_bases
-from tests.skips import soak_but
 
 RECORD = RESULTS / "mutated_files.json"
 SCHEMA = "fastvid-soak-mutated-files/2"
@@ -36,7 +35,7 @@ def bases(tmp_path_factory):
     return make_bases(tmp_path_factory.mktemp("bases"))
 
 
-@pytest.mark.parametrize("profile", soak_but(PROFILES, "compact"))
+@pytest.mark.parametrize("profile", PROFILES)
 def test_a_sample_of_a_damaged_file_shows_the_pictures_that_the_file_has(bases, profile, tmp_path):
     outcomes = Block(tmp_path, bases, SEED, range(SLICE)).shard(profile, seconds=500)
     total = sum(outcomes.values(), Counter())

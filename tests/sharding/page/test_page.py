@@ -22,7 +22,7 @@ from fastvid.sharding.page.page import HEIGHT, classes_section, make_contact_she
 from fastvid.sharding.page.summary import UNLABELLED, summarize
 from tests.browser import Browser, needs_chromium
 from tests.datasets import make_clip, pack, recommit
-from tests.report.test_report_page import Tags
+from tests.report.tags import Tags
 from tests.sharding.shardtools import make
 
 EVIL = "<script>document.title='pwned'</script>"

@@ -4,7 +4,6 @@ import itertools
 import json
 import tarfile
 
-import numpy as np
 import pytest
 
 import fastvid
@@ -197,32 +196,6 @@ def test_real_files(name, frames, whole, footage, tmp_path):
     check(fastvid.open(tmp_path / "out"), video.key, path)
     assert whole is None or bool(video.info.flags & StreamFlag.WHOLE) == whole
     assert verify_dataset(str(tmp_path / "out"), workers=1).ok
-
-
-def test_mutations_end_in_a_verdict_and_what_is_packed_plays(raw, tmp_path):
-    rng, folder = np.random.default_rng(7), tmp_path / "raw"
-    folder.mkdir()
-    for number in range(45):
-        name = ("plain.mp4", "x264.mkv", "mpeg4.avi", "x264.ts", "vp9.webm")[number % 5]
-        data = bytearray((raw / name).read_bytes())
-        if number % 3 == 0:
-            del data[int(rng.integers(len(data))) :]
-        elif number % 3 == 1:
-            for place in rng.integers(0, len(data), 3).tolist():
-                data[place] ^= 1 << int(rng.integers(8))
-        else:
-            start, stop = sorted(rng.integers(0, len(data), 2).tolist())
-            data[start:stop] = data[len(data) // 2 : len(data) // 2 + (stop - start) // 2]
-        (folder / f"{number:02d}-{name}").write_bytes(data)
-    for name in ("plain.mp4", "x264.mkv"):
-        (folder / name).write_bytes((raw / name).read_bytes())
-    report = run_job(str(folder), str(tmp_path / "out"), profile="copy", workers=2)
-    rows = {row["source_id"]: row for row in report.ledger.to_pylist()}
-    assert len(rows) == 47
-    assert rows["plain.mp4"]["num_frames"] == rows["x264.mkv"]["num_frames"] == FRAMES
-    assert len(report.rejected) >= 2
-    proof = verify_dataset(str(tmp_path / "out"), workers=1)
-    assert (proof.problems, proof.samples) == ([], report.packed)
 
 
 def test_parameters_of_an_encoder_mean_nothing():

@@ -23,6 +23,12 @@ def momentum(groups, *, beta, nesterov=False):
     return torch.optim.SGD(groups, lr=1.0, momentum=beta, nesterov=nesterov)
 
 
+class Own:
+    @staticmethod
+    def any_sgd(groups, **options):
+        return torch.optim.SGD(groups, **options)
+
+
 def loses_groups(groups):
     return torch.optim.SGD([one for group in groups for one in group["params"]], lr=1.0)
 
@@ -62,9 +68,10 @@ def schedule(optim):
 
 def test_an_own_optimizer_steps_as_the_same_one_of_fastvid_does():
     plain = replace(BASE, groups="tsm", momentum=0.8, nesterov=True)
-    own = replace(BASE, groups="tsm", name=f"{HERE}:momentum", options={"beta": 0.8, "nesterov": True})
-    for one, other in zip(trained(plain), trained(own), strict=True):
-        assert torch.equal(one, other)
+    for name, key in (("momentum", "beta"), ("Own.any_sgd", "momentum")):
+        own = replace(BASE, groups="tsm", name=f"{HERE}:{name}", options={key: 0.8, "nesterov": True})
+        for one, other in zip(trained(plain), trained(own), strict=True):
+            assert torch.equal(one, other)
 
 
 def test_a_class_of_torch_is_an_optimizer_as_it_is():
@@ -94,8 +101,15 @@ def test_an_own_schedule_follows_warm_up_by_samples():
         ({"name": "adamm"}, "optim.name is 'adamm'", "did you mean adam?"),
         ({"options": {"beta": 1}}, "optim.options is set, but optim.name is 'sgd'", "optim.name=module:name"),
         ({"name": f"{HERE}:momentun"}, "has no 'momentun'", "did you mean momentum?"),
+        ({"name": f"{HERE}:Own.sgd"}, "has no 'Own.sgd'", "did you mean any_sgd?"),
+        ({"name": ":momentum"}, "optim.name is ':momentum'", "write it as module:name"),
         ({"name": "my_optimizers:make"}, "no module 'my_optimizers'", "PYTHONPATH"),
+        ({"name": "no.such.package:make"}, "no module 'no.such.package'", "add the folder"),
+        ({"name": "torchh:make"}, "no module 'torchh'", "did you mean torch?"),
         ({"name": f"{HERE}:momentum", "options": {"beta": 1, "nestrov": 1}}, "no such option", "mean nesterov?"),
+        ({"name": f"{HERE}:momentum", "options": {"beta": 1, "groups": 1}}, "options.groups: ", "use one of beta"),
+        ({"name": f"{HERE}:Own.any_sgd", "options": {"groups": 1}}, "options.groups: ", "it has no options"),
+        ({"name": f"{HERE}:forgets", "options": {"beta": 1}}, "no such option", "remove it: it has no options"),
         ({"name": f"{HERE}:momentum"}, "requires beta", "set optim.options.beta"),
         ({"name": f"{HERE}:forgets"}, "returned NoneType, not a torch.optim.Optimizer", "return the optimizer"),
         ({"name": f"{HERE}:loses_groups"}, "has other parameter groups", "lr_mult"),

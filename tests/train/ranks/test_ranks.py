@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
 
+import psutil
 import pytest
 from torch.distributed import HashStore, TCPStore
 
@@ -21,6 +21,7 @@ from fastvid.runtime.processes import World
 from fastvid.train.__main__ import main as train_main
 from fastvid.train.ranks import UNSHARED_STORE, Peers, StopSignal, check_rendezvous, fresh_store, own_record
 from tests import forks
+from tests.load.tools import until
 
 SHARED = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
 LINE = f"export {UNSHARED_STORE}=1"
@@ -215,10 +216,9 @@ with join(60) as member:
 
 
 def runs(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return False
 
 
 def test_ranks_end_when_torchruns_agent_is_killed(tmp_path):
@@ -227,20 +227,14 @@ def test_ranks_end_when_torchruns_agent_is_killed(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     agent = subprocess.Popen([*command, str(script), str(tmp_path)], env=environment)
-    deadline = time.monotonic() + 250
     files, pids = [tmp_path / f"{rank}.pid" for rank in range(2)], list[int]()
     try:
-        while not all(file.exists() and file.read_text() for file in files):
-            assert agent.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: all(file.exists() and file.read_text() for file in files), 250)
         pids = [int(file.read_text()) for file in files]
         assert all(map(runs, pids))
         agent.kill()
         agent.wait()
-        while any(map(runs, pids)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: not any(map(runs, pids)), 250)
     finally:
         agent.kill()
         for pid in filter(runs, pids):

@@ -20,7 +20,7 @@ SIZE = 500_000  # numbers of a state: 2 MB, some milliseconds of writing
 
 def write(folder, first, told):
     """Write checkpoints in a loop, and report each one."""
-    checkpoints = Checkpoints(str(folder), keep=2)
+    checkpoints = Checkpoints(str(folder), keep=1)
     for samples in range(first, first + 1000):
         checkpoints.begin({"samples": samples, "weight": torch.full((SIZE,), float(samples))}, samples)
         checkpoints.wait()
@@ -49,7 +49,7 @@ def main():
         os.close(ours)
         confirmed = int.from_bytes(said[-8:], "little")
         inside += any(path.suffix == ".tmp" for path in folder.iterdir())
-        checkpoints = Checkpoints(str(folder), keep=2)
+        checkpoints = Checkpoints(str(folder), keep=1)
         found = checkpoints.newest()
         assert found is not None
         state = decode(found.data, found.name)
@@ -57,6 +57,7 @@ def main():
         lost += newest < confirmed
         unreadable += not bool((state["weight"] == newest).all())
         checkpoints.sweep()
+        assert sorted(path.name for path in folder.iterdir()) == checkpoints.names(), "temporary files are left"
     print(json.dumps({"kills": kills, "inside_a_write": inside, "lost": lost, "unreadable": unreadable}))
 
 

@@ -3,77 +3,36 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fastvid.errors import StateError, UsageError
 from fastvid.load.batch.batch import Batch
-from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop, Spatial
+from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.train.config.config import DataConfig
 from fastvid.train.parts.evaluate import Gathered
 from fastvid.train.run.scoring import add_batch, report, views, with_views
 from fastvid.train.tasks.classification import Classification
-from tests.load.tools import video, views_of
 from tests.train import toy
 
 SEGMENTS, DENSE = Segments(4, jitter=False), Dense(4, stride=8, jitter=False)
 CENTER = (CenterCrop(224),)
 
 
-def frames(protocol, sampler, num_frames):
-    return [shown.tolist() for shown in views(protocol).clips(sampler, video(num_frames))]
-
-
 def data(sampler=SEGMENTS, spatial=CENTER):
     return DataConfig(path="-", frames=sampler, eval_frames=sampler, spatial=spatial, eval_spatial=spatial)
-
-
-def cuts(protocol, height, width, *, size=None, spatial=CENTER):
-    asked = views(protocol)
-    shown = Spatial.of(with_views(data(spatial=spatial), asked, size).eval_spatial)
-    return views_of(shown, height, width, views=asked)
 
 
 def test_one_view_equals_the_recipes_evaluation():
     random = (RandomCrop(64), HorizontalFlip())
     recipe = data(Segments(4), random)
     assert with_views(recipe, views("1x1")) == recipe
+    cropped = data(spatial=(CenterCrop(48, short_side=56), HorizontalFlip()))
+    assert with_views(cropped, views("1x3")).eval_spatial == (CenterCrop(48, short_side=56),)
+    assert with_views(cropped, views("1x3"), 64).eval_spatial == (CenterCrop(64, short_side=56),)
     assert [views(name).num_views for name in ("1", "1x1", "10x3", "twicex3")] == [1, 1, 30, 6]
-
-
-@pytest.mark.parametrize(("clips", "sampler"), [("1", DENSE), ("2", DENSE), ("10", DENSE), ("7", SEGMENTS)])
-def test_clips_of_all_views_match_the_formulas_of_single_views(clips, sampler):
-    """The trainer once placed each view by formulas of its own; scores must stay comparable."""
-    count = int(clips)
-    for num_frames in range(1, 301):
-        if isinstance(sampler, Dense):
-            spare = max(0, num_frames - ((sampler.num_frames - 1) * sampler.stride + 1))
-            starts = np.linspace(0, spare, count).astype(int) if count > 1 else [spare // 2]
-            expected = [(start + np.arange(sampler.num_frames) * sampler.stride) % num_frames for start in starts]
-        else:
-            tick, places = num_frames / sampler.num_segments, [(number + 0.5) / count for number in range(count)]
-            expected = [(tick * place + tick * np.arange(sampler.num_segments)).astype(int) for place in places]
-        assert frames(clips, sampler, num_frames) == [clip.tolist() for clip in expected]
-
-
-@pytest.mark.parametrize("size", [None, 64])
-@pytest.mark.parametrize("crop", [CenterCrop(48), CenterCrop((112, 176), short_side=128), CenterCrop(224, 256)])
-def test_crops_of_all_views_match_the_formulas_of_single_views(crop, size):
-    middle = CenterCrop(size, crop.short_side) if size else crop
-    corners = [(1, 1), (0, 0), (0, 2), (2, 0), (2, 2)]
-    for height in range(16, 400, 23):
-        for width in range(17, 400, 23):
-            box = middle.draw(height, width, None)
-            free_y, free_x = height - box.height, width - box.width
-            along = [(1, end) if width >= height else (end, 1) for end in range(3)]
-            for protocol, halves in (("1x3", along), ("1x5", corners), ("1x10", corners * 2)):
-                expected = [(free_y * down // 2 & ~1, free_x * right // 2 & ~1) for down, right in halves]
-                found = [cut.box for cut in cuts(protocol, height, width, size=size, spatial=(crop,))]
-                assert sorted((one.y, one.x) for one in found) == sorted(expected)
-                assert {(one.height, one.width) for one in found} == {(box.height, box.width)}
 
 
 def test_unknown_protocols_and_samplers_and_crops_without_views_are_refused():

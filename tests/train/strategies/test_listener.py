@@ -5,10 +5,9 @@ import json
 import os
 import signal
 import socket
-import struct
 import threading
-from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -17,9 +16,10 @@ from fastvid.train.ranks import StopSignal
 from fastvid.train.strategies import link as listener
 from fastvid.train.strategies.asgd.strategy import Asgd
 from fastvid.train.strategies.link import TOKEN_VARIABLE, Address, Link, Listener, open_link, shared_store
+from tests.load.tools import until
 from tests.train import toy
 from tests.train.strategies import lab
-from tests.train.strategies.asgd.kit import TOKEN, client_of, serving, together, until, weights_of
+from tests.train.strategies.asgd.kit import TOKEN, client_of, serving, together, weights_of
 
 SIZE = 6
 STRANGERS = 200
@@ -30,18 +30,9 @@ def ones():
 
 
 def listening_at(port):
-    """Return the addresses on which this machine listens at a port, from the kernel's tables."""
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            address, number = line.split()[1].split(":")
-            if int(number, 16) == port and line.split()[3] == "0A":  # LISTEN
-                if table == "tcp":
-                    found.add(socket.inet_ntop(socket.AF_INET, struct.pack("=I", int(address, 16))))
-                else:
-                    words = [int(address[at : at + 8], 16) for at in range(0, 32, 8)]
-                    found.add(socket.inet_ntop(socket.AF_INET6, struct.pack("=4I", *words)))
-    return found
+    """Return the addresses on which this machine listens at a port."""
+    found = psutil.net_connections("tcp")
+    return {one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN and one.laddr.port == port}
 
 
 @contextlib.contextmanager
@@ -106,7 +97,7 @@ def test_servers_listen_on_the_given_address_alone():
     assert listening_at(store.port) == {"127.0.0.1"}
     with pytest.raises(WorkerError, match="cannot listen"):
         Listener(lambda _: None, 20.0, token=TOKEN, host="192.0.2.1")  # of RFC 5737, which no machine has
-    # The tables are read correctly: a socket for all addresses is seen as such.
+    # The control: a socket for all addresses is seen as such.
     with socket.create_server(("", 0)) as everywhere:
         assert listening_at(everywhere.getsockname()[1]) == {"0.0.0.0"}
 

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -50,14 +49,6 @@ def noted_waits():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Link, "beat", beat)
         yield told
-
-
-def until(reached, seconds=60.0):
-    """Wait for a condition, and fail after a time limit."""
-    end = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def weights_of(server):

@@ -12,10 +12,11 @@ from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.records import records as metrics
 from fastvid.train.strategies.asgd.weights import Weights
 from tests import forks
+from tests.load.tools import until
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.asgd import jobs
-from tests.train.strategies.asgd.kit import PLAIN, SGD_RULE, TOKEN, until
+from tests.train.strategies.asgd.kit import PLAIN, SGD_RULE, TOKEN
 
 RANKS = 3
 pytestmark = pytest.mark.usefixtures("one_thread")

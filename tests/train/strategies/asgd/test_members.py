@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from fastvid.errors import UsageError
-from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient
+from fastvid.train.strategies.asgd.client import ParameterClient
 from fastvid.train.strategies.asgd.lease import Leases
-from tests.train.strategies.asgd.kit import client_of, noted_waits, serving, together, until, weights_of
+from tests.load.tools import until
+from tests.train.strategies.asgd.kit import client_of, noted_waits, serving, together, weights_of
 
 pytestmark = pytest.mark.soak  # many processes and real waiting: a minute or two
 
@@ -69,37 +70,6 @@ def test_a_warm_start_admits_other_clients_after_the_warm_up():
                 first.push(ones(), 1.0)
             waiting.join(20)
             assert second.version == 6
-
-
-def test_positions_are_acknowledged_once_when_clients_join_and_leave():
-    leases = Leases(samples_per_epoch=50, epochs=3, size=8)
-    done = []
-    with serving(SIZE, leases=leases) as server:
-
-        def work(index):
-            taken = 0
-            while True:
-                with client_of(server) as client:
-                    client.join(ones())
-                    while (lease := client.lease()) is not None:
-                        taken += 1
-                        # Every third lease is abandoned in the middle by a client that leaves and rejoins.
-                        leaves = taken % 3 == 0 and index > 0
-                        stop = (lease.start + lease.stop) // 2 if leaves else lease.stop
-                        for position in range(lease.start, stop):
-                            client.step(ones(), 1.0, LeaseProgress(lease.number, position + 1))
-                        done.extend((lease.epoch, position) for position in range(lease.start, stop))
-                        if leaves:
-                            break
-                    else:
-                        return
-
-        together(3, work)
-        assert leases.over
-        assert leases.returned > 0
-        assert sorted(done) == [(epoch, position) for epoch in range(3) for position in range(50)]
-        assert torch.equal(weights_of(server), ones() - 150)
-        assert server.lost == 0
 
 
 def test_a_client_waits_for_leases_that_may_be_returned():
