@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[1]
 BUDGET: Final[dict[str, int]] = {
     "format": 3_471,
     "decode": 2_451,
-    "media": 2_257,
+    "media": 2_259,
     "storage": 1_826,
     "videos": 775,
     "sharding": 10_836,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 48_473
+TESTS: Final = 48_475
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -409,6 +409,8 @@ class Comparison:
         with open_demuxer(self.file, self.tables.container) as source:
             stream = video_stream(source)
             begin = stream.start_time or 0
+            if self.tables.container == "matroska":  # FFmpeg does not tell when a film of few frames begins
+                begin = int(self.tables.pts[self.tables.shown].min())
             try:
                 if since > 0:
                     source.seek(begin + since, stream=stream)

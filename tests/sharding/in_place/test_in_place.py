@@ -347,7 +347,7 @@ def check_frames(out, folder):
         pytest.param("clean", "none", 1, 47, marks=pytest.mark.soak),
         pytest.param("clean", "sample", 1, 47, marks=pytest.mark.soak),
         pytest.param("odd", "sample", 1, 95, marks=pytest.mark.soak),
-        pytest.param("odd", "all", 1, 90, marks=pytest.mark.soak),
+        pytest.param("odd", "all", 12, 8, marks=pytest.mark.soak),
         ("clean", "none", 12, 4),
         ("odd", "sample", 12, 8),
     ],

@@ -29,13 +29,14 @@ X265 = ("-c:v", "libx265", "-pix_fmt", "yuv420p", "-x265-params", "log-level=non
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Files of 60 frames, all but `trimmed` and `one` by 25 a second."""
+    """Files of 60 frames or fewer, all but `trimmed` and `one` by 25 a second."""
     folder = tmp_path_factory.mktemp("made")
     ordered = ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-bf", "0", "-g", "20")
     make(folder / "plain.mp4", *X264, frames=120)
     (folder / "trimmed.mp4").write_bytes(trimmed((folder / "plain.mp4").read_bytes(), 40, 80))
     make(folder / "ordered.mp4", *ordered, frames=60)
     make(folder / "same-times.mkv", *ordered, "-bsf:v", "setts=ts=floor(N/2)*80", frames=60)
+    make(folder / "late.mkv", *ordered, "-output_ts_offset", "0.5", frames=5)
     make(folder / "one.mp4", *X264, frames=1, rate="1/60")
     for name, options in (("h264", X264), ("hevc", X265)):
         make(folder / f"raw.{name}", *options, frames=60)
@@ -52,6 +53,7 @@ def made(tmp_path_factory):
     [
         ("ordered.mp4", 60, 25),
         ("trimmed.mp4", 80, 25),
+        ("late.mkv", 5, 25),
         ("one.mp4", 1, 1 / 60),
         ("ticks.avi", 60, 25),
         ("same-times.mkv", 60, 25),
