@@ -357,7 +357,7 @@ def test_every_frame_is_the_one_that_a_player_shows(footage, tmp_path, kind, pro
     folder.mkdir()
     for path in sorted((footage / kind).iterdir())[::every]:
         shutil.copyfile(path, folder / path.name)
-    report = index_videos([str(folder)], tmp_path / "set", proof=proof, workers=2)
+    report = index_videos([str(folder)], tmp_path / "set", proof=proof, hdr="keep", workers=2)
     assert report.packed >= least
     check_frames(tmp_path / "set", folder)
     assert verify_dataset(str(tmp_path / "set"), workers=2).problems == []
