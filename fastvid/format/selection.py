@@ -51,7 +51,10 @@ def matching_rows(table: pa.Table, condition: str) -> IntArray:
     numbered = table.append_column(_ROW, pa.array(np.arange(table.num_rows, dtype=np.int64)))
     limits: dict[str, Any] = {"threads": available_cores(), "memory_limit": _MEMORY, "temp_directory": ""}
     try:
-        with duckdb.connect(":memory:", config={"enable_external_access": "false", **limits}) as engine:
+        with duckdb.connect(":memory:", config=limits) as engine:
+            # Not by connect(), which sets what it is given in no certain order: without access to files DuckDB refuses
+            # to set the folder of temporary ones.
+            engine.execute("SET enable_external_access = false")
             engine.execute("SET python_enable_replacements = false")
             engine.execute("SET lock_configuration = true")
             _check_pure(engine, condition, table.column_names)
