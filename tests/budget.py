@@ -24,7 +24,7 @@ BUDGET: Final[dict[str, int]] = {
     "media": 2_259,
     "storage": 1_826,
     "videos": 775,
-    "sharding": 10_836,
+    "sharding": 10_837,
     "load": 5_814,
     "train": 6_525,
     "models": 1_049,

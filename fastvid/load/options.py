@@ -114,8 +114,9 @@ class Workers:
         device_lanes: Decoders that a back-end on a GPU runs at the same time; by default as many as it recommends.
         timeout: Seconds a batch may take before WorkerError names the clips in progress and ends the iteration.
         clip_timeout: Seconds that reading or decoding one clip may take in a worker process before it counts as hung.
-        decoder: Name of a back-end, several joined by "+" that share one queue ("pyav+dali-gpu"), a `Backend`, or
-            "auto": "nvdec" for H.264, HEVC, VP9 and AV1 on a GPU where it is available, else "pyav".
+        decoder: Name of a back-end, ``module:name`` of one's own, several joined by "+" that share one queue
+            ("pyav+dali-gpu"), a `Backend`, or "auto": "nvdec" for H.264, HEVC, VP9 and AV1 on a GPU where it is
+            available, else "pyav".
         on_error: What to do with a damaged clip: "raise", or `Skip(max_rate)` to mask and count it.
         show_stats: Show on stderr where the time goes: in place on a terminal, as log lines elsewhere.
         stats_file: JSON Lines file for the same statistics, one line per batch; appended to if it exists.

@@ -136,11 +136,11 @@ def reindex(
         raise UsageError("the dataset lists no videos in place, so they have no root", file=url)
     old = generation.root or ""
     place = parse_root(old, root)
-    places = {shard.name: generation.shards.index(shard) for shard in listed}
-    opened = {name: open_shard(storage, generation, index, whole=False) for name, index in places.items()}
+    found = {shard.name: _open(storage, generation, generation.shards.index(shard)) for shard in listed}
+    opened = {name: shard for name, (shard, _) in found.items()}
     changed = {name: _changed(shard, place) for name, shard in opened.items()}
     asked = {shard.name for shard in listed if root is not None} | set(shards or ())
-    asked |= {n for n, shard in opened.items() if changed[n] or not shard.is_described or _is_damaged(shard)}
+    asked |= {name for name, (shard, damaged) in found.items() if damaged or changed[name] or not shard.is_described}
     chosen = [shard for shard in listed if shard.name in asked]
     count = sum(changed.values())
     if not chosen:
@@ -183,12 +183,14 @@ def _check_writable(storage: Storage) -> None:
         ) from error
 
 
-def _is_damaged(shard: Shard) -> bool:
+def _open(storage: Storage, generation: Generation, index: int) -> tuple[Shard, bool]:
+    """Open a shard whose packet tables may be damaged; return it, and whether they are."""
     try:
+        shard = open_shard(storage, generation, index)
         shard.check()
     except FormatError:
-        return True
-    return False
+        return open_shard(storage, generation, index, whole=False), True
+    return shard, False
 
 
 def _changed(shard: Shard, place: Root) -> int:

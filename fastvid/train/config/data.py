@@ -146,7 +146,7 @@ class DataConfig:
         last: Samples left at the end of an epoch: "drop", "mask" or "keep", see `fastvid.Workers`.
         generation: Number or tag of the generation (version) of the dataset; None is the current one. A run keeps the
             generation it started with, even if the tag moves.
-        decoder: Decoder backend, or "auto".
+        decoder: Name of a decoder back-end, ``module:name`` of one's own, or "auto".
         num_threads: Decode threads or worker processes per rank; None uses all cores available to the rank.
         workers: "thread", or "process", where decoding does not compete with the training step for the GIL, see
             `fastvid.Workers`.
