@@ -408,9 +408,8 @@ class Comparison:
         self.file.seek(0)
         with open_demuxer(self.file, self.tables.container) as source:
             stream = video_stream(source)
-            begin = stream.start_time or 0
-            if self.tables.container == "matroska":  # FFmpeg does not tell when a film of few frames begins
-                begin = int(self.tables.pts[self.tables.shown].min())
+            # FFmpeg does not tell when a Matroska film of few frames begins.
+            begin = self._begin if self.tables.container == "matroska" else stream.start_time or 0
             try:
                 if since > 0:
                     source.seek(begin + since, stream=stream)
@@ -424,7 +423,12 @@ class Comparison:
 
         Relative, because only the demuxer adds the delay of an empty edit.
         """
-        return self.tables.pts - int(self.tables.pts[self.tables.shown].min())
+        return self.tables.pts - self._begin
+
+    @property
+    def _begin(self) -> int:
+        """The tick of the first frame that is shown, as the tables tell it."""
+        return int(self.tables.pts[self.tables.shown].min())
 
     def ends_alike(self) -> bool:
         """Return whether, from the last key packet to the end, FFmpeg's demuxer returns the times in the tables."""
