@@ -16,7 +16,8 @@ Rates above 60 are divided by the smallest integer that makes them 60 or less.
 flag does not guarantee that: it also marks open groups of pictures and recovery points. The packet's own header
 does. At an IDR picture (H.264, H.265) or a key frame of VP9 a decoder discards all references and
 derived state, so the frames from there on depend only on packets from there on and on the parameter sets. So the
-parameter sets must not change inside the stream, and every packet that the container marks must be such a picture.
+parameter sets must not change inside the stream, and every packet that the container marks must be such a picture,
+unless it is damaged.
 """
 
 from __future__ import annotations
@@ -185,10 +186,10 @@ class RandomAccess:
         self._first = True
         self.old_x264 = False
 
-    def add(self, packet: Any) -> None:
-        """Take a packet of PyAV."""
+    def add(self, packet: Any) -> bool:
+        """Take a packet of PyAV; return False if it is damaged, so that its parts cannot be told apart."""
         if self._codec is None:
-            return
+            return True
         data = memoryview(packet)
         if self._first:
             self._first, found = False, _X264.search(data)
@@ -200,9 +201,11 @@ class RandomAccess:
                 is_usable = packet.pts is not None and begins_afresh(self._codec, self._extradata, data)
                 self._keys.append(packet.pts)
         except (FormatError, IndexError):
-            is_usable = False
+            # Decoding cannot begin here. What begins at a later packet need not fail with this one.
+            return False
         if not is_usable:
             self._codec = None
+        return True
 
     def keys(self, times: IntArray, shown: int) -> IntArray:
         """Return the times of the packets at which decoding can begin, in ticks, ascending; empty if unproven.

@@ -217,8 +217,9 @@ class _Gop:
             self.mark(self.packets)
         self._decode(packet)
         if self.is_whole:
-            self._access.add(packet)
             self._read += 1
+            if not self._access.add(packet):
+                self.mark(self.packets)
         self.packets += 1
 
     def end(self) -> None:

@@ -156,12 +156,13 @@ def test_file_in_a_store_is_fetched_once_for_all_its_clips(s3, film):
     assert [outcomes[task.index].to_bytes() for task in tasks] == [one.to_bytes() for one in together(here, settings())]
 
 
-def test_damage_rejects_only_the_clips_that_contain_it(film, tmp_path, windows):
+@pytest.mark.parametrize("of", ["slice", "length"])
+def test_damage_rejects_only_the_clips_that_contain_it(of, film, tmp_path, windows):
     path, data = tmp_path / "damaged.mp4", bytearray(film("mp4").read_bytes())
     with av.open(str(film("mp4"))) as source:
         packet = list(source.demux(video=0))[130]
-    # The second half of its slice. Without the lengths of its parts no clip of the file could begin at a key frame.
-    for at in range(packet.pos + packet.size // 2, packet.pos + packet.size):
+    begin, end = (packet.size // 2, packet.size) if of == "slice" else (0, 1)
+    for at in range(packet.pos + begin, packet.pos + end):
         data[at] ^= 0x55
     path.write_bytes(data)
     tasks, how = tasks_of(path, [(0.4, 1.0), (5.1, 5.6), (4.9, 5.9), (8.0, 8.8), (99.0, 100.0)]), settings()
