@@ -59,7 +59,7 @@ def get(
     audio: bool = False,
     generation: int | None = None,
 ) -> int:
-    """Write a sample to a file: the MP4 as stored, or its sound, a clip, a frame or a contact sheet.
+    """Write a sample to a file: the video as stored, or its sound, a clip, a frame or a contact sheet.
 
     Only the bytes of the sample are read, also from object stores, and they are checked. --seconds encodes its frames
     again, visually lossless, with their sound; everything else is as stored or decoded. -o - writes to stdout.
@@ -83,7 +83,7 @@ def get(
         suffix = ".png" if out == "-" else Path(out).suffix.lower()
         data = encode_still(video.frames([frame]).data[0], suffix)
     else:
-        data = _stored(video, ".png" if sheet else ".m4a" if audio else ".mp4")
+        data = video.file(".png" if sheet else ".m4a") if sheet or audio else _whole(video, Path(out).suffix.lower())
     if out == "-":
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
@@ -93,11 +93,15 @@ def get(
     return 0
 
 
-def _stored(video: Video, suffix: str) -> bytes:
-    if video.info.flags & StreamFlag.PART and suffix == ".mp4":
+def _whole(video: Video, suffix: str) -> bytes:
+    """Return all frames of a sample as a file, as stored if they have a file of their own that `suffix` can name."""
+    if video.info.flags & StreamFlag.PART:
         _LOG.info("the sample is a part of a file with other samples: it is encoded again")
-        return encode_clip(video, np.arange(video.num_frames))
-    return video.file(suffix)
+    elif suffix == ".mp4" and not video.is_stored_as(suffix):
+        _LOG.info("the sample is a %s file: it is encoded again; use -o FILE%s to copy it", video.suffix, video.suffix)
+    else:
+        return video.file(video.suffix)
+    return encode_clip(video, np.arange(video.num_frames))
 
 
 def _range(text: str) -> tuple[float, float]:

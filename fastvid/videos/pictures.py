@@ -118,7 +118,9 @@ class Shown(ABC):
             return png(self._picture())
         return page(self._repr_html_()).encode() if suffix == ".html" else None
 
-    _SUFFIXES: ClassVar[tuple[str, ...]] = (".png", ".html")
+    def _suffixes(self) -> tuple[str, ...]:
+        """Return the suffixes of the files that can be saved."""
+        return (".png", ".html")
 
     def show(self) -> None:
         """Display in a notebook; elsewhere write a PNG contact sheet to a temporary file and print its path."""
@@ -157,7 +159,7 @@ class Shown(ABC):
         if data is None:
             raise UsageError(
                 f"cannot save {self._NAME} as {suffix or 'a file without a suffix'}",
-                hint=f"use {' or '.join(self._SUFFIXES)}",
+                hint=f"use {' or '.join(self._suffixes())}",
             )
         return data
 

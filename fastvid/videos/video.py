@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from pathlib import PurePosixPath
 from typing import Any, ClassVar, Final, cast
 
 import av
@@ -126,6 +127,7 @@ _COLUMNS: Final = 12  # annotation columns that a notebook shows
 _PLAYED: Final = {Codec.H264, Codec.VP9, Codec.AV1}  # what browsers play
 # Samples per second of the silence that stands for missing audio, if no rate is given.
 _SILENT_RATE: Final = 48_000
+_MP4: Final = {".mp4", ".m4v", ".mov"}  # names of one container
 _PLAYED_BYTES: Final = 16 << 20  # largest video to embed in a notebook, so that the notebook's file stays small
 
 
@@ -166,7 +168,6 @@ class Video(Shown):
     _annotations: tuple[pa.Table, int]
 
     _NAME: ClassVar[str] = "video"
-    _SUFFIXES: ClassVar[tuple[str, ...]] = (".mp4", ".m4a", ".png", ".html")
 
     def __init__(self, source: str | os.PathLike[str], *, prove: str = "sample", hdr: str = "tonemap") -> None:
         file = index_file(source, prove=prove, hdr=hdr)
@@ -274,7 +275,23 @@ class Video(Shown):
     def _file(self, suffix: str) -> bytes | None:
         if suffix == ".m4a":
             return self._m4a()
-        return self._mp4() if suffix == ".mp4" else super()._file(suffix)
+        return self._mp4() if self.is_stored_as(suffix) else super()._file(suffix)
+
+    def _suffixes(self) -> tuple[str, ...]:
+        return (self.suffix, ".m4a", *super()._suffixes())
+
+    @property
+    def suffix(self) -> str:
+        """Suffix of the stream's own file: ``.mp4``, or that of the file in place."""
+        if self._shard.root is None:
+            return ".mp4"
+        shard = self._shard
+        file = shard.stem if isinstance(shard, OneFile) else shard.file(self._row, self.stream).file
+        return PurePosixPath(file.partition("?")[0]).suffix.lower() or ".mp4"
+
+    def is_stored_as(self, suffix: str) -> bool:
+        """Return whether the stream's own file may have a name with this suffix."""
+        return suffix == self.suffix or {suffix, self.suffix} <= _MP4
 
     @property
     def has_sound(self) -> bool:

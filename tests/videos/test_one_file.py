@@ -3,10 +3,12 @@
 import pickle
 import traceback
 
+import av
 import numpy as np
 import pytest
 
 import fastvid
+from fastvid.cli.main import main
 from fastvid.errors import ChecksumError, DecodeError, SourceError, StorageError, UsageError
 from fastvid.sharding.in_place import index_videos
 from tests.sharding.shardtools import make, turn
@@ -37,8 +39,23 @@ def test_a_file_has_the_frames_that_a_dataset_of_it_has(folder, name, prove, tmp
         assert np.array_equal(mine.seconds, theirs.seconds)
     assert video.annotations["num_frames"] == 40
     assert not video.has_sound
-    assert video.save(tmp_path / "copy.mp4").read_bytes() == (folder / name).read_bytes()
+    assert video.save(tmp_path / f"copy{video.suffix}").read_bytes() == (folder / name).read_bytes()
     assert "40" in video._repr_html_()
+
+
+def test_a_matroska_file_is_not_written_as_an_mp4(folder, tmp_path):
+    index_videos([str(folder / "film.mkv")], tmp_path / "set", workers=1)
+    (placed,) = fastvid.open(tmp_path / "set")
+    for video in (placed, fastvid.Video(folder / "film.mkv")):
+        with pytest.raises(UsageError, match=r"cannot save video as \.mp4") as caught:
+            video.save(tmp_path / "no.mp4")
+        assert ".mkv" in caught.value.hint
+    for name in ("as-it-is.mkv", "again.mp4"):
+        assert main(["get", str(tmp_path / "set"), placed.key, "-o", str(tmp_path / name)]) == 0
+    assert (tmp_path / "as-it-is.mkv").read_bytes() == (folder / "film.mkv").read_bytes()
+    with av.open(str(tmp_path / "again.mp4")) as container:
+        assert "mp4" in container.format.name
+        assert sum(1 for _ in container.decode(video=0)) == 40
 
 
 def test_a_file_on_a_web_server_is_read_by_ranges_and_travels_to_another_process(folder):
