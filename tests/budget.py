@@ -21,14 +21,14 @@ REPOSITORY = Path(__file__).parents[1]
 BUDGET: Final[dict[str, int]] = {
     "format": 3_472,
     "decode": 2_451,
-    "media": 2_260,
+    "media": 2_261,
     "storage": 1_826,
-    "videos": 775,
-    "sharding": 10_837,
+    "videos": 788,
+    "sharding": 10_838,
     "load": 5_814,
-    "train": 6_525,
+    "train": 6_526,
     "models": 1_049,
-    "cli": 1_386,
+    "cli": 1_389,
     "report": 417,
     "runtime": 589,
     "demo": 366,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 48_481
+TESTS: Final = 48_718
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -22,7 +22,7 @@ NOT_RIVALS: Final = {"spdl-yuv": "delivers YUV", "torchcodec blocks, our plan": 
 def best_rival(row: Mapping[str, Any], by: str = "wall") -> Mapping[str, Any] | None:
     """Return the fastest rival of a row, or None.
 
-    `row`: A row of the results of `bench.decode.decode` or `bench.decode.practice`.
+    `row`: A row of the results of `bench.decode.decode`.
     """
     rivals = [one for one in row["contenders"] if "fastvid_is_faster_by" in one and one["name"] not in NOT_RIVALS]
     speed = (lambda one: -float(one["cpu_ms"])) if by == "cpu" else (lambda one: float(one["rate"]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import runpy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -316,31 +316,35 @@ def load(recipe: str, changes: Sequence[str] = ()) -> Config:
             by the file itself are not caught.
     """
     path = find(recipe)
-    make = _function(path, "recipe")
-    if make is None:
-        raise UsageError("recipe has no function recipe()", file=path, hint="define recipe() -> Config in the file")
-    config = make()
-    if not isinstance(config, Config):
-        raise UsageError(f"recipe() returned {type(config).__name__}, not fastvid.train.Config", file=path)
-    return overrides.apply(config, changes)
+    return overrides.apply(_configuration(path, _functions(path)), changes)
 
 
 def load_all(recipe: str, changes: Sequence[str] = ()) -> list[Config]:
     """Return the configurations of all models: those of ``sweep()`` if the recipe has it, else the one of `load`."""
     path = find(recipe)
-    make = _function(path, "sweep")
-    if make is None:
-        return [load(recipe, changes)]
-    configs = make()
+    functions = _functions(path)
+    if "sweep" not in functions:
+        return [overrides.apply(_configuration(path, functions), changes)]
+    configs = functions["sweep"]()
     if not isinstance(configs, list) or not configs or not all(isinstance(config, Config) for config in configs):
         raise UsageError("sweep() did not return a list of fastvid.train.Config", file=path)
     return [overrides.apply(config, changes) for config in configs]
 
 
-def _function(path: Path, name: str) -> Any:
-    """Execute a recipe file and return its function `name`; None if it defines no such function."""
-    found = runpy.run_path(str(path), run_name=f"fastvid_recipe_{path.stem}").get(name)
-    return found if callable(found) else None
+def _functions(path: Path) -> dict[str, Callable[[], Any]]:
+    """Execute a recipe file and return what can be called in it, by name."""
+    found = runpy.run_path(str(path), run_name=f"fastvid_recipe_{path.stem}")
+    return {name: value for name, value in found.items() if callable(value)}
+
+
+def _configuration(path: Path, functions: Mapping[str, Callable[[], Any]]) -> Config:
+    """Return the configuration of a recipe file, given its functions."""
+    if "recipe" not in functions:
+        raise UsageError("recipe has no function recipe()", file=path, hint="define recipe() -> Config in the file")
+    config = functions["recipe"]()
+    if not isinstance(config, Config):
+        raise UsageError(f"recipe() returned {type(config).__name__}, not fastvid.train.Config", file=path)
+    return config
 
 
 def find(recipe: str) -> Path:

@@ -245,8 +245,7 @@ class Replica:
             self.model.load_state_dict(state["model"])
             load_optimizer(self.optimizer, state["optimizer"])
             if self.average is not None and state.get("average") is not None:
-                # Checkpoints of fastvid 0.1 lack `num_batches_tracked` in the average.
-                self.average.module.load_state_dict({**state["model"], **state["average"]})
+                self.average.module.load_state_dict(state["average"])
             elif self.average is not None:
                 self.average.restart(self.model)
         except (RuntimeError, ValueError, KeyError) as error:

@@ -297,7 +297,7 @@ class Kavg(Strategy):
         return {"outer": [{"velocity": None if self._outer is None else self._outer.velocity}]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        outer = state["outer"] if isinstance(state["outer"], list) else [state["outer"]]  # fastvid 0.1 had no list
+        outer = state["outer"]
         if len(outer) != 1:
             raise StateError(
                 f"checkpoint was written with {len(outer)} fragments, which are gone", hint="use another run.out"

@@ -179,6 +179,17 @@ def test_a_file_without_a_recipe_is_refused_and_a_missing_package_is_not_hidden(
         recipes.load("no/such.py")
 
 
+@pytest.mark.parametrize("sweep", ["", "def sweep(): return [recipe(), recipe()]"])
+def test_a_recipe_is_executed_once(sweep, tmp_path):
+    path, seen = tmp_path / "own.py", tmp_path / "seen"
+    seen.mkdir()
+    head = f"import tempfile\nfrom pipelines.motion_tsm import recipe\ntempfile.mkdtemp(dir={str(seen)!r})\n"
+    path.write_text(head + sweep)
+    configs = recipes.load_all(str(path), ["run.seed=7"])
+    assert [config.run.seed for config in configs] == [7] * (2 if sweep else 1)
+    assert len(list(seen.iterdir())) == 1
+
+
 def test_overrides_are_accepted_anywhere_on_the_command_line(tmp_path, capsys):
     for place in ("motion_tsm {} {} --show", "motion_tsm {} --show {}", "--show motion_tsm {} --world 2 {}"):
         assert main(["train", *place.format("run.seed=7", "optim.base_lr=0.5").split()]) == 0
