@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from fastvid.decode.clips import PacketBuffer, read_clip, reader_of
+from fastvid.decode.clips import PacketBuffer, read_clip, reader_of, reading
 from fastvid.decode.request import Box, ClipRequest
 from fastvid.errors import ChecksumError, FormatError
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
-from fastvid.format.schema import INPUT_PADDING, Codec, PacketFlag
+from fastvid.format.schema import INPUT_PADDING, Codec, PacketFlag, StreamFlag
 
 INFO = StreamInfo(Codec.H264, 16, 16, 6, Fraction(25))
 DATA = np.random.default_rng(0).bytes(600)
@@ -43,6 +44,7 @@ def test_a_clip_has_the_planned_packets_in_decode_order(gap, view):
     assert packets_of(clip) == [DATA[OFFSETS[n] : OFFSETS[n] + SIZES[n]] for n in (0, 1, 3, 4, 5)]
     assert clip.shows.tolist() == [0, 1, 3, 4, 5]
     assert clip.keys.tolist() == [True, False, True, False, True]
+    assert read([2]).keys.tolist() == [True, False, False]
     # Nothing but the padding follows the last byte that was read.
     assert bytes(clip.data[-INPUT_PADDING:]) == bytes(INPUT_PADDING)
     assert len(clip.data) - INPUT_PADDING == {0: 360, 49: 400, 50: 500, 51: 500, 10_000: 600}[gap]
@@ -71,6 +73,40 @@ def test_a_damaged_packet_is_named_by_its_number():
         with pytest.raises(ChecksumError, match="packet has checksum") as caught:
             read([1, 4, 5], data=bytes(damaged))
         assert caught.value.where["packet"] == packet
+
+
+@pytest.mark.parametrize(
+    ("flags", "damaged", "left"),
+    [
+        (StreamFlag.NONE, False, [0, 1, 2, 3, 4]),
+        (StreamFlag.PART, False, [0, 1, 2, 3, 4]),
+        (StreamFlag.LATE, False, [0, 1, 4]),
+        (StreamFlag.LATE, True, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_packets_whose_own_header_says_that_nothing_refers_to_them_are_left_out(flags, damaged, left):
+    """If one of them cannot be read, none is left out."""
+    record = bytes([1, 100, 0, 30, 0xFF, 0xE0, 0])
+    # An IDR picture, a picture that others refer to, two that none refers to, and another that others refer to.
+    packets = [struct.pack(">IB", 5, kind) + b"\x88abc" for kind in (0x65, 0x41, 0x01, 0x01, 0x41)]
+    if damaged:
+        packets[1] = b"\xff" + packets[1][1:]
+    data, sizes = b"".join(packets), [len(packet) for packet in packets]
+    offsets, checksums = [0, *np.cumsum(sizes)[:-1].tolist()], list(map(zlib.crc32, packets))
+    info = StreamInfo(Codec.H264, 16, 16, 5, Fraction(25), record, flags=flags)
+    known = PacketTable(packet_records(offsets, sizes, checksums, range(5), [PacketFlag.KEY, 0, 0, 0, 0]))
+    request = ClipRequest(0, np.array([4]), Box(0, 0, 16, 16), (16, 16))
+    clip = read_clip(request, info, known, reader_of(data))
+    assert packets_of(clip) == [packets[number] for number in left]
+    assert clip.shows.tolist() == left
+    request = ClipRequest(0, np.array([2, 4]), Box(0, 0, 16, 16), (16, 16))
+    assert 2 in read_clip(request, info, known, reader_of(data)).shows.tolist()
+
+
+def test_errors_name_the_shard_and_the_sample():
+    with pytest.raises(ChecksumError) as caught, reading("data-000007", "walking/3"):
+        read([0], data=DATA[:100])
+    assert (caught.value.where["shard"], caught.value.where["key"]) == ("data-000007", "walking/3")
 
 
 def test_a_buffer_is_reused_and_nothing_of_its_last_clip_remains():

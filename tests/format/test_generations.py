@@ -6,7 +6,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from fastvid.errors import ConflictError, FormatError, StorageError, VersionError
+from fastvid.errors import ConflictError, FormatError, StorageError, UsageError, VersionError
 from fastvid.format.annotations import annotation_table
 from fastvid.format.generations import (
     Generation,
@@ -20,6 +20,7 @@ from fastvid.format.generations import (
     read_head,
     swap_head,
 )
+from fastvid.format.in_place import Root
 from fastvid.format.schema import DATASET_JSON
 from fastvid.runtime.values import sha256
 from fastvid.storage import LocalStorage
@@ -76,6 +77,37 @@ def test_each_generation_names_its_parent_and_the_revision_it_started_from(store
     assert read_generation(store)[1] == third
     store.delete("generations/000002.json")
     assert [g.number for g in history(store, head)] == [3]
+
+
+def test_tags_name_generations_and_are_all_that_is_left_of_old_ones(store):
+    for number in range(2, 6):
+        commit(store, number)
+    with pytest.raises(UsageError, match="no generation has the tag 'good'") as caught:
+        read_generation(store, "good")
+    assert "fastvid log" in caught.value.hint
+    head = swap_head(store, read_head(store), dataset_id="made", generation=5, tags={"good": 2, "best": 3, "last": 5})
+    assert read_head(store).tags == head.tags == {"good": 2, "best": 3, "last": 5}
+    assert read_generation(store, "good")[1].number == 2
+    assert commit(store, 6).number == 6
+    assert read_head(store).tags == head.tags
+    with pytest.raises(UsageError, match="no generation has the tag 'bad'") as caught:
+        read_generation(store, "bad")
+    assert "best, good, last" in caught.value.hint
+    for number in (1, 4):
+        store.delete(f"generations/00000{number}.json")
+    assert [g.number for g in history(store, read_head(store))] == [6, 5, 3, 2]
+
+
+def test_shards_of_videos_in_place_have_other_files_and_a_root():
+    packed, listed = SHARDS[0], replace(SHARDS[1], profile={"name": "in-place"}, signals="ef" * 32)
+    assert (packed.suffixes, packed.data) == (("tar", "idx", "parquet", "pkt"), "data-000000.tar")
+    assert listed.suffixes == ("files", "parquet", "pkt", "signals.parquet")
+    assert listed.data == "data-000003.files"
+    placed = replace(FIRST, shards=(packed, listed), extras={"in-place": {"root": "/films"}})
+    assert placed.root_of(packed) is None
+    assert placed.root_of(listed) == Root("/films", "/films")
+    with pytest.raises(FormatError, match="does not say where its videos are"):
+        FIRST.root_of(listed)
 
 
 def test_numbers_that_were_not_committed_do_not_exist(store):
@@ -164,12 +196,20 @@ def test_a_duplicate_is_named_even_if_other_keys_come_first():
         check_annotations(FIRST, annotation_table(rows))
 
 
+def test_a_generation_may_have_more_samples_than_small_integers(store):
+    large = replace(FIRST, number=2, shards=(replace(SHARDS[0], samples=300),))
+    commit_generation(store, "made", large, annotations(LABELS * 100))
+    assert read_annotations(store, read_generation(store)[1]).num_rows == 300
+
+
 def test_annotations_of_another_dataset_are_an_error(store):
     other = annotations((1, 0, 1))
     commit_generation(store, "made", replace(FIRST, number=2), other)
     store.write("annotations-000002.parquet", store.read("annotations-000001.parquet"))
-    with pytest.raises(FormatError, match=r"annotations-000002.parquet differs"):
-        read_annotations(store, read_generation(store)[1])
+    store.write("annotations-000001.parquet", b"anything else")
+    for number in (1, 2):  # the hash of one comes before that of the other
+        with pytest.raises(FormatError, match=f"annotations-00000{number}.parquet differs"):
+            read_annotations(store, read_generation(store, number)[1])
     store.delete("annotations-000001.parquet")
     with pytest.raises(StorageError):
         read_annotations(store, read_generation(store, 1)[1])

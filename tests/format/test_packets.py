@@ -1,4 +1,6 @@
-"""plan() is sufficient and minimal for any reference structure."""
+"""plan() is sufficient and minimal for any reference structure; frames and times of a stream; what was used last."""
+
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -6,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastvid.errors import FormatError, UsageError
-from fastvid.format.packets import PacketTable, packet_offsets, packet_records
-from fastvid.format.schema import PacketFlag
+from fastvid.format.packets import PacketTable, Recent, packet_offsets, packet_records, stream_info
+from fastvid.format.presentation import Times
+from fastvid.format.schema import Codec, PacketFlag
 
 KEY, DROP, HIDDEN = int(PacketFlag.KEY), int(PacketFlag.DROPPABLE), int(PacketFlag.HIDDEN)
 
@@ -96,8 +99,14 @@ def test_plan_starts_at_the_first_packet_when_stream_is_whole():
     ],
 )
 def test_plan_rejects_frames_outside_the_stream(wanted, message):
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=message) as caught:
         table([0, 1, 2, 3], [KEY, 0, 0, 0]).plan(wanted)
+    assert not wanted or caught.value.hint == "give frames from 0 to 3"
+
+
+def test_a_stream_is_all_key_packets_only_if_each_of_them_is_one():
+    assert table([-1, 0], [KEY | HIDDEN, 0]).plan([0]).packets.tolist() == [0, 1]
+    assert table([0, 1], [KEY, KEY]).plan([1]).packets.tolist() == [1]
 
 
 def test_a_hidden_packet_shows_no_frame_even_if_it_has_the_next_number():
@@ -139,3 +148,47 @@ def test_offsets_have_48_bits():
     assert PacketTable(records).plan([3]).packets.tolist() == [3]
     with pytest.raises(FormatError, match=r"packet starts 281474976710656 bytes .* too far"):
         packet_records([2**48], [1], [0], [0], [KEY])
+
+
+def stream_at(rate, num_frames, ticks=None):
+    times = b"" if ticks is None else Times.pack(ticks, Fraction(1, 1000)).data
+    return stream_info((Codec.H264, 64, 48, num_frames, *rate.as_integer_ratio(), 1, 6, 0, 0.0), b"", None, times)
+
+
+def test_the_frame_shown_at_a_time_is_the_last_that_has_begun():
+    steady, film = stream_at(Fraction(25), 10), stream_at(Fraction(30000, 1001), 90_000)
+    varying = stream_at(Fraction(10), 4, [0, 100, 500, 520])
+    assert steady.seconds(np.array([0, 3])).tolist() == [0, 0.12]
+    assert varying.seconds(np.array([3, 1, 2])).tolist() == [0.52, 0.1, 0.5]
+    assert steady.frames_at(np.array([0.0, 0.039, 0.0389, 0.04, 0.2, -1.0, 99.0])).tolist() == [0, 1, 0, 1, 5, 0, 9]
+    assert varying.frames_at(np.array([0.0, 0.0989, 0.099, 0.4, 0.5, 0.6])).tolist() == [0, 0, 1, 1, 2, 3]
+    frames = np.arange(film.num_frames)
+    for early in (0.0, 0.0009):
+        assert (film.frames_at(film.seconds(frames) - early) == frames).all()
+
+
+@given(st.integers(0, 30), st.lists(st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 20)), max_size=40))
+def test_what_was_used_last_is_kept_within_a_limit(limit, steps):
+    memory, kept, dropped = {}, {}, False  # `kept`: bytes by key, the key that was used last at the end
+    cache = Recent(limit, memory.__getitem__)
+    for key, size in steps:
+        if size is None:
+            assert cache.get(key) == (key if key in kept else None)
+        else:
+            memory[key] = size
+            assert cache.add(key, key) == key
+        if size is not None or key in kept:
+            before = kept.pop(key, 0)
+            kept[key] = before if size is None else size
+        while sum(kept.values()) > limit and len(kept) > 1:
+            del kept[next(iter(kept))]
+            dropped = True
+        assert {name for name in "abcd" if name in cache} == kept.keys()
+        assert (len(cache), cache.was_full) == (len(kept), dropped)
+
+
+def test_of_two_values_for_a_key_the_first_stays():
+    cache = Recent(100, len)
+    first = cache.add("key", [1])
+    assert cache.add("key", [2]) is first
+    assert cache.get("key") is first

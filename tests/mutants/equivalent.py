@@ -4,7 +4,12 @@ from typing import Final
 
 _COUNTS: Final = "every value that is counted was found at least once"
 _FROZEN: Final = "nothing assigns to its fields; frozen=True keeps programmers from it"
+_MEMORY: Final = "it decides how much memory is used, not what is found"
+_EQUAL: Final = "both lists come from the same rows"
 _PIECES: Final = "the hash does not depend on the size of the pieces"
+_INSIDE: Final = "nobody passes it; init=False keeps programmers from it"
+_VIDEOS: Final = "  # bytes of packet tables that a process keeps: of about 1,500 videos of 300 packets"
+_CHECKED: Final = "views: Views, sampler: object, spatial: Spatial"
 _COMMIT: Final = "storage: Storage, dataset_id: str, generation: Generation, annotations: pa.Table"
 
 EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
@@ -19,14 +24,28 @@ EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
             '_IN_ORDER: Final = np.arange(2** 14, dtype="<i4").tobytes()',
             "longer streams take the slower path to the same plan",
         ),
+        (
+            "return [offset + (above << 32) for offset, above in zip(low, high.tolist(), strict=True)]",
+            "return [offset + (above << 32) for offset, above in zip(low, high.tolist(), strict=False)]",
+            _EQUAL,
+        ),
+        ("@dataclass(eq=False, repr=False)", "@dataclass(eq=True, repr=False)", "nobody compares two caches"),
+        (
+            "_sizes: dict[K, int] = field(default_factory=dict, init=False)",
+            "_sizes: dict[K, int] = field(default_factory=dict, init=True)",
+            _INSIDE,
+        ),
+        ("_bytes: int = field(default=0, init=False)", "_bytes: int = field(default=0, init=True)", _INSIDE),
+        (f"_TABLE_MEMORY: Final = 16 * 2**20{_VIDEOS}", f"_TABLE_MEMORY: Final = 15 * 2**20{_VIDEOS}", _MEMORY),
     ),
     "fastvid/load/order/epoch.py": (
         ("sizes = counts[counts > 0].tolist()", "sizes = counts[counts != 0].tolist()", "counts are not negative"),
         (
             "_SMALL_SET: Final = 2**32  # below it, sample numbers fit in uint32",
-            "_SMALL_SET: Final = 2** 31  # below it, sample numbers fit in uint32",
-            "it decides the memory of an index, not its values",
+            "_SMALL_SET: Final = 2-32  # below it, sample numbers fit in uint32",
+            _MEMORY,
         ),
+        ("_KEPT_WINDOWS: Final = 4", "_KEPT_WINDOWS: Final = 3", _MEMORY),
         (
             "@dataclass(frozen=True, slots=True, eq=False)",
             "@dataclass(frozen=True, slots=True, eq=True)",
@@ -41,7 +60,20 @@ EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
             "it differs for one sample only, which has one order",
         ),
     ),
+    "fastvid/load/workers/clip_worker.py": (
+        ("break", "continue", "once an iteration is over it stays so, and nothing is done for the rows that follow"),
+    ),
+    "fastvid/decode/clips.py": (
+        ("if len(scratch.data) < size:", "if len(scratch.data) <= size:", _MEMORY),
+        ("starts = [0] * len(offsets)", "starts = [ 1] * len(offsets)", "each place is set below"),
+        (
+            "for number, (start, size, crc) in enumerate(zip(starts, sizes, crc32, strict=True)):",
+            "for number, (start, size, crc) in enumerate(zip(starts, sizes, crc32, strict=False)):",
+            _EQUAL,
+        ),
+    ),
     "fastvid/format/generations.py": (
+        ("@dataclass(frozen=True, slots=True)", "@dataclass(frozen=False, slots=True)", _FROZEN),
         (
             f"{_COMMIT}, *, head: Head | None = None",
             f"{_COMMIT}, /, head: Head | None = None",
@@ -78,13 +110,34 @@ EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
         ("_READ: Final = 1 << 20", "_READ: Final = 1 * 20", _PIECES),
         ("_READ: Final = 1 << 20", "_READ: Final = 1 << 19", _PIECES),
         ("_READ: Final = 1 << 20", "_READ: Final = 1 << 21", _PIECES),
+        ("_READ: Final = 1 << 20", "_READ: Final = 1 + 20", _PIECES),
     ),
     "fastvid/load/clips/views.py": (
         ("if self.num_crops == 3:", "if self.num_crops <= 3:", "the numbers below are refused, or returned before"),
         (
-            "views: Views, sampler: object, spatial: Spatial, *, clips_per_video: int = 1, audio: bool = False",
-            "def check_views(views: Views, sampler: object, spatial: Spatial, *, clips_per_video: int = 0) -> None:",
+            "_NO_DRAWS: Final = Draws(0, 0, 0)",
+            "_NO_DRAWS: Final = Draws(0, -1, 0)",
+            "a sampler without shuffle draws nothing",
+        ),
+        (
+            "@dataclass(frozen=True, repr=False)",
+            "@dataclass(frozen=True, repr=True)",
+            "the class has its own `__repr__`",
+        ),
+        (
+            "places, along = np.array(_PLACES[: 5 if self.num_crops > 3 else 3]), np.array([0, 0.5, 1])",
+            "places, along = np.array(_PLACES[: 6 if self.num_crops > 3 else 3]), np.array([0, 0.5, 1])",
+            "there are five places",
+        ),
+        (
+            f"{_CHECKED}, *, clips_per_video: int = 1, audio: bool = False",
+            f"{_CHECKED}, *, clips_per_video: int = 0, audio: bool = False",
             "0 and 1 are both not above 1",
+        ),
+        (
+            "if views.num_crops > 1 and (not isinstance(spatial.crop, CenterCrop) or spatial.flip is not None):",
+            "if views.num_crops != 1 and (not isinstance(spatial.crop, CenterCrop) or spatial.flip is not None):",
+            "there is at least one crop",
         ),
     ),
 }

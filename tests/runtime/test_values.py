@@ -32,6 +32,22 @@ def test_numbers_below_the_minimum_are_refused_by_name():
     check_least(1, threads=1, prefetch=None)
 
 
+def test_numbers_beyond_their_limits_are_refused_with_these():
+    assert values.check_integer("crf", np.int8(7), 0, 51) == 7
+    assert refusal(values.check_integer, "crf", 52, 0, 51) == "crf is 52, expected 0 to 51"
+    assert refusal(values.check_integer, "crf", -1, 0, 51) == "crf is -1, expected 0 to 51"
+    assert "crf is 1.5, expected an integer" in refusal(values.check_integer, "crf", 1.5)
+    for share in (0, 0.5, 1):
+        values.check_share("power", share)
+    for value in (-0.1, 1.1, math.nan, "0.5"):
+        assert f"power is {value!r}, expected 0 to 1" in refusal(values.check_share, "power", value)
+    assert values.check_bounds("scale", [0.5, 1]) == (0.5, 1)
+    assert "expected 0 < low <= high\n" in refusal(values.check_bounds, "scale", [0, 1])
+    assert "expected 0 < low <= high <= 2\n" in refusal(values.check_bounds, "scale", [1, 3], 2)
+    for value in (3, [1], [2, 1], [1, math.inf], ["a", 1]):
+        assert "use scale=(low, high)" in refusal(values.check_bounds, "scale", value)
+
+
 @pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan])
 def test_seconds_must_be_positive_and_finite(value):
     assert refusal(check_seconds, timeout=value) == f"timeout is {value}, expected a positive number of seconds"
@@ -60,14 +76,39 @@ def test_numbers_are_formatted_for_people():
     assert [values.size(n) for n in (0, 999, 1000, 12_345, 456_789, 3.1e9, 5e15)] == [
         "0 B", "999 B", "1 kB", "12.3 kB", "457 kB", "3.1 GB", "5000 TB",
     ]  # fmt: skip
-    assert [values.duration(s) for s in (0.04, 9.84, 59.96, 200, 7500, 1e6)] == [
-        "0.04 s", "9.8 s", "1 min 0 s", "3 min 20 s", "2 h 5 min", "278 h",
+    assert [values.duration(s) for s in (0.04, 0.94, 0.95, 1.44, 9.84, 59.96, 200, 3599, 3600, 7500, 1e6)] == [
+        "0.04 s", "0.94 s", "0.9 s", "1.4 s", "9.8 s", "1 min 0 s", "3 min 20 s", "59 min 59 s", "1 h 0 min",
+        "2 h 5 min", "278 h",
     ]  # fmt: skip
     assert [values.percent(a, 1000) for a in (0, 1, 500, 999, 1000)] == ["0 %", "<1 %", "50 %", ">99 %", "100 %"]
     # A Chinese letter takes two columns of a terminal, an accent of its own none.
     assert [values.padded(name, 6) + "|" for name in ("run", "\u8dd1\u6b65", "cafe\u0301", "playing")] == [
         "run   |", "\u8dd1\u6b65  |", "cafe\u0301  |", "playing|",
     ]  # fmt: skip
+
+
+def test_values_are_text_for_people():
+    assert [values.words(one) for one in ({"a": 1, "b": None}, ["x", 2], (), "text", 7)] == [
+        "a 1, b None", "x, 2", "", "text", "7",
+    ]  # fmt: skip
+    found = {
+        "packed": 1234, "bytes": {"in": 2048}, "seconds": 200.0, "rate": 2 / 3, "rejected": [1], "dry": True,
+        "note": None, "name": "a\x1b[2J", "tries": {"seconds": 1.0, "zone": 0.5},
+    }  # fmt: skip
+    assert dict(line.split(maxsplit=1) for line in values.listing(found).splitlines()) == {
+        "packed": "1,234", "bytes.in": "2.05 kB", "seconds": "3 min 20 s", "rate": "0.6667", "dry": "True", "note": "-",
+        "name": "a\\x1b[2J", "tries.seconds": "1.0 s", "tries.zone": "0.5",
+    }  # fmt: skip
+    assert values.json_text({"a": [math.nan, 1.5, (math.inf,)], "b": "x"}) == '{"a": [null, 1.5, [null]], "b": "x"}'
+
+
+@pytest.mark.parametrize(
+    "value", [2.0, -0.1, [0.1, 0.2], [0.1] * 4, [0, 0, 1.1], [0, -1, 0], "abc", [True, 0, math.nan]]
+)
+def test_channels_are_one_or_three_numbers_within_their_limits(value):
+    assert values.check_channels("mean", 0.5, 1) == (0.5, 0.5, 0.5)
+    assert values.check_channels("mean", [0, 0.25, 1], 1) == (0, 0.25, 1)
+    assert "expected one or three numbers from 0 to 1" in refusal(values.check_channels, "mean", value, 1)
 
 
 RACE = """

@@ -92,6 +92,10 @@ def test_sizes_that_are_no_positive_integers_are_refused(value):
     assert Batches(100, np.int64(4), "mask", World()).size == 4
 
 
+def test_batches_of_any_size_may_continue_an_epoch():
+    assert {Batches(8, size, "drop", World()).text for size in (1, 4, 8)} == {""}
+
+
 def test_there_is_no_share_at_the_end_of_an_epoch():
     for position in (-1, 8, 9):
         with pytest.raises(AssertionError):

@@ -21,6 +21,10 @@ def all_ids(order):
     return order.ids(np.arange(order.num_samples))
 
 
+def test_the_default_window_is_part_of_what_an_order_is():
+    assert "window=16384" in EpochOrders(FakeDataset(9), Order(shuffle=BlockShuffle())).text
+
+
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=20), st.integers(1, 100), SEEDS, SEEDS, st.data())
 def test_block_shuffle_visits_every_sample_once_window_by_window(sizes, window, seed, epoch, data):
     sizes = np.array(sizes, dtype=np.int64)

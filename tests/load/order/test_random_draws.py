@@ -40,6 +40,12 @@ def test_words_follow_the_reference(seed, epoch, position, purpose, count, first
     assert words == [reference(seed, epoch, position, purpose, first + i) for i in range(count)]
 
 
+def test_purposes_keep_their_numbers():
+    """They are part of what makes the order and the pictures of a seed the same in every version."""
+    numbers = {"FRAMES": 1, "CROP": 2, "FLIP": 3, "TEXT": 4, "TRANSFORM": 6, "BINS": 7, "TASK": 8}
+    assert {purpose.name: int(purpose) for purpose in Purpose} == numbers
+
+
 def test_different_keys_never_share_a_number():
     uses = itertools.product(range(4), range(4), range(60), Purpose)
     words = [w for seed, epoch, position, purpose in uses for w in Draws(seed, epoch, position).words(purpose, 4)]

@@ -2,6 +2,7 @@
 
 import pickle
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -11,11 +12,11 @@ from hypothesis import strategies as st
 from fastvid.decode import clips
 from fastvid.decode.clips import coalesce
 from fastvid.decode.request import Box, ClipRequest, Rgb
-from fastvid.errors import ChecksumError, FormatError, StorageError, UsageError
+from fastvid.errors import ChecksumError, DecodeError, FormatError, StorageError, UsageError
 from fastvid.load.clips.plan import ClipPlace
 from fastvid.load.workers import clip_worker
 from fastvid.load.workers.clip_worker import ClipWorker, Row, Watched, fetch, fetch_together
-from tests.load.fakes import FakeDataset, GroupDecoder, RgbDecoder
+from tests.load.fakes import FakeDataset, GroupDecoder, RgbDecoder, picture
 
 SPANS = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 40)), min_size=1, max_size=60)
 
@@ -132,6 +133,85 @@ def test_what_was_read_for_rows_left_undone_is_kept_and_not_read_again(decoder, 
     assert np.array_equal(first.made, other.made)
     assert sum(read) == 0
     assert sum(cost.packets for cost in first.costs) == 8
+
+
+@pytest.mark.parametrize(
+    ("most", "cached", "calls", "reads"),
+    [
+        (None, 10**6, [5, 4], [9]),
+        (2, 10**6, [2, 2, 2, 2, 1], [9]),
+        (None, 300, [2, 2, 2, 2, 1], [9]),
+        (None, 256, [2, 2, 2, 2, 1], [9]),
+        (None, 255, [1] * 9, [9]),
+        (1, 10**6, [1] * 9, [1] * 9),
+    ],
+)
+def test_a_call_decodes_as_many_clips_as_decoder_and_cache_take(most, cached, calls, reads, monkeypatch):
+    read, groups, costs = [], [], {}  # a clip has 128 pixels
+    fetch_rows = clip_worker.fetch_rows
+    monkeypatch.setattr(
+        clip_worker, "fetch_rows", lambda some, *more: read.append(len(some)) or fetch_rows(some, *more)
+    )
+    monkeypatch.setattr(clip_worker, "_CACHED", cached)
+    monkeypatch.setattr(GroupDecoder, "groups", groups)
+    rows = Rows(FakeDataset(9))
+
+    def done(row, error, cost):
+        assert error is None
+        costs[row.row] = cost
+
+    worker = ClipWorker(GroupDecoder(), most)
+    worker.make([Row(rows, 0), Row(rows, 1)], Watched(), done)  # memory for nine reads is needed later
+    for _ in range(2):
+        del read[:], groups[:]
+        worker.make([Row(rows, number) for number in range(9)], Watched(), done)
+        assert (groups, read) == (calls, reads)
+        assert [costs.pop(number).clips for number in range(9)] == [1] * 9
+        shown = [list(picture(number, 0, Box(0, 0, 8, 8), False)) for number in range(9)]
+        assert rows.made[:, :, 1, 7, 7].tolist() == shown
+
+
+class Sound:
+    """A sound that counts how often it was decoded; it may be broken."""
+
+    packets = None
+
+    def __init__(self, error=None):
+        self.error, self.at, self.decoded = error, None, 0
+
+    def read(self, place):
+        self.at = place.row
+
+    def decode(self):
+        self.decoded += 1
+        if self.error is not None:
+            raise self.error
+
+
+class OneFails(GroupDecoder):
+    """Fails the clip of sample 7."""
+
+    def decode(self, clips, outputs):
+        super().decode(clips, outputs)
+        return [DecodeError("broken") if clip.request.sample == 7 else None for clip in clips]
+
+
+def test_a_sound_is_decoded_with_its_clip_and_fails_with_it_alone():
+    rows, broken, outcomes, costs = Rows(FakeDataset(9)), ValueError("noise"), {}, {}
+    rows.sounds = {3: [Sound(), Sound()], 5: [Sound(broken)], 7: [Sound()]}
+
+    def done(row, error, cost):
+        outcomes[row.row], costs[row.row] = error, cost
+
+    begun = time.perf_counter()
+    ClipWorker(OneFails()).make([Row(rows, number) for number in range(9)], Watched(), done)
+    spent = time.perf_counter() - begun
+    assert {number: str(error) for number, error in outcomes.items() if error} == {5: "noise", 7: "broken"}
+    assert [costs[number].clips for number in range(9)] == [number not in (5, 7) for number in range(9)]
+    assert [[sound.decoded for sound in sounds] for sounds in rows.sounds.values()] == [[1, 1], [1], [0]]
+    assert rows.sounds[3][1].at == rows.place(3).row
+    assert 0 < sum(cost.decode_seconds + cost.fetch_seconds for cost in costs.values()) <= spent
+    assert 0 < costs[3].audio_seconds <= spent
 
 
 def test_every_flipped_bit_of_a_planned_packet_is_detected():

@@ -1,24 +1,33 @@
 """The ledger says of every source what became of it, and its parts say enough to resume."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from fastvid.errors import FormatError, StorageError
-from fastvid.format.schema import LEDGER, LEDGER_SCHEMA, to_parquet
+from fastvid.errors import ConflictError, FormatError, StorageError, UsageError
+from fastvid.format.annotations import annotation_table
+from fastvid.format.generations import Generation, ShardRecord, commit_generation
+from fastvid.format.schema import BLOCKED, LEDGER, LEDGER_SCHEMA, to_parquet
 from fastvid.format.tar import TarDigest
 from fastvid.media.reasons import Reason
 from fastvid.sharding.job.ledger import (
     PackedSample,
     Part,
+    block,
     edit_ledger,
+    is_nameless,
     ledger_row,
+    ledger_rows,
     part_name,
     part_stems,
     problem_row,
+    read_blocked,
     read_ledger,
     read_part,
+    removed_row,
     rows_table,
+    settle_rows,
     write_ledger,
     write_part,
 )
@@ -100,7 +109,8 @@ def test_a_missing_or_broken_ledger_is_an_error_that_names_it(store):
     write_ledger(store, [ledger_row(SOURCE, PACKED, "data-000000")], {})
     good = store.read(LEDGER)
     broken = rows_table([]).replace_schema_metadata({b"fastvid": b"{not json"})
-    for content in (b"", bytes(good[:-9]), to_parquet(broken)):
+    garbled = to_parquet(rows_table([row_of("q" * 9, None)])).replace(b"q" * 9, b"\xff" * 9)
+    for content in (b"", bytes(good[:-9]), to_parquet(broken), garbled):
         store.write(LEDGER, content)
         with pytest.raises(FormatError, match=LEDGER):
             read_ledger(store)
@@ -126,3 +136,79 @@ def test_two_edits_of_a_ledger_at_once_both_stay(store):
     edit_ledger(store, without("a"))
     table, identity = read_ledger(store)
     assert (table["source_id"].to_pylist(), identity) == (["c"], {"seed": 1})
+
+
+def row_of(name, digest, **changes):
+    return ledger_row(Source(name, name), replace(PACKED, source_sha256=digest), "data-000000") | changes
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_of_sources_with_the_same_bytes_the_first_by_name_is_the_original(drop):
+    one, two = "1" * 64, "2" * 64
+    rows = [
+        row_of("d", one), row_of("c", one), row_of("x", ""), row_of("y", ""), row_of("m", two), row_of("n", two),
+        row_of("bad", one) | {"status": "rejected"},
+    ]  # fmt: skip
+    settled, hidden = settle_rows(
+        rows, (), before=[row_of("z", two), row_of("a", two) | {"status": "removed"}], drop_duplicates=drop
+    )
+    said = {row["source_id"]: row["message"] for row in settled if "duplicate" in row["warnings"]}
+    assert said == {"d": "the same bytes as c", "m": "the same bytes as z", "n": "the same bytes as z"}
+    assert hidden == (said.keys() if drop else set())
+    assert {row["source_id"] for row in settled if row["status"] == "removed"} == hidden
+    assert sorted(row["source_id"] for row in settled) == ["bad", "c", "d", "m", "n", "x", "y"]
+
+
+def test_a_source_that_was_blocked_or_taken_down_loses_its_name_and_keeps_its_hash():
+    digest = "ab" * 32
+    (row,), hidden = settle_rows([row_of("secret.avi", digest)], {digest})
+    assert hidden == {"secret.avi"}
+    refused = ledger_row(SOURCE, Outcome(0, reason=Reason.BLOCKED, source_sha256=digest, seconds=1.5), None)
+    assert row == refused
+    assert (row["status"], row["reason"], row["seconds"], row["source_sha256"]) == ("rejected", "blocked", 1.5, digest)
+    gone = [removed_row(digest, "taken down"), *(removed_row(None, "taken down", number=n) for n in (0, 1))]
+    assert [one["status"] for one in gone] == ["removed"] * 3
+    assert len({one["source_id"] for one in gone}) == 3
+    assert removed_row(None, "taken down")["source_id"].endswith("-0")
+    assert all(map(is_nameless, [row, *gone]))
+    assert "secret" not in str([row, *gone])
+    assert not is_nameless(row_of("a.avi", digest))
+    assert len(rows_table([row, *gone])) == 4
+
+
+def test_a_dataset_without_a_ledger_has_the_rows_that_its_annotations_tell(store):
+    rows = [
+        {"key": f"k{n}", "source_id": source, "num_frames": frames, "removed": False}
+        for n, (source, frames) in enumerate([("a.avi", 7), ("b.avi", 5), ("a.avi", 4)])
+    ]
+    shards = (ShardRecord("data-000000", 10_240, "ab" * 32, 2), ShardRecord("data-000001", 10_240, "cd" * 32, 1))
+    made = commit_generation(store, "made", Generation(1, shards), annotation_table(rows))
+    told = ledger_rows(store, made)
+    assert [(row["source_id"], row["key"], row["shard"], row["num_frames"]) for row in told] == [
+        ("a.avi", "k0", "data-000000", 11), ("b.avi", "k1", "data-000000", 5),
+    ]  # fmt: skip
+    assert {row["status"] for row in told} == {"packed"}
+    write_ledger(store, [row_of("c.avi", None)], {})
+    assert ledger_rows(store, made) == [row_of("c.avi", None)]
+
+
+def test_what_is_blocked_stays_blocked_and_a_damaged_list_is_an_error(store, monkeypatch):
+    assert read_blocked(store) == ()
+    later, first = "f" * 64, "0" * 64
+    assert block(store, [later]) == read_blocked(store) == (later,)
+    assert block(store, [first, first]) == read_blocked(store) == (first, later)
+    content = store.read(BLOCKED)
+    assert json.loads(content)["revision"] == 2
+    assert block(store, [later]) == (first, later)
+    assert store.read(BLOCKED) == content
+    with pytest.raises(UsageError, match="'F' is not a SHA-256"):
+        block(store, ["F"])
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStorage, "swap", lambda *_: False)
+        with pytest.raises(ConflictError, match="kept being changed"):
+            block(store, ["a" * 64])
+    for damaged in (b"", b"[" * 9999, content.replace(b"f" * 64, b"g" * 64), content.replace(b"1,", b"2,")):
+        store.write(BLOCKED, damaged)
+        with pytest.raises(FormatError, match="block list is damaged"):
+            block(store, ["a" * 64])
+        assert store.read(BLOCKED) == damaged

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastvid.errors import FormatError, StateError, StorageError, VersionError
-from fastvid.train.records.checkpoint import BEST, Checkpoints, decode
+from fastvid.errors import FormatError, StateError, StorageError, UsageError, VersionError
+from fastvid.train.records.checkpoint import BEST, Checkpoints, decode, evaluated_weights
 
 STATE = {"replica": {"weight": torch.arange(1000.0)}, "lineage": [{"epoch": 0, "samples": 8}], "step": 3}
 
@@ -125,15 +125,26 @@ def test_a_failed_write_is_raised_by_wait(tmp_path, monkeypatch):
     checkpoints.wait()
 
 
+def test_the_average_is_evaluated_if_there_is_one():
+    model, average = {"a": 1, "b": 2}, {"a": 3}
+    assert evaluated_weights({"replica": {"model": model, "average": average}}) == {"a": 3, "b": 2}
+    assert evaluated_weights({"replica": {"model": model, "average": None}}) == model
+    assert evaluated_weights({"replica": {"model": model}}) == model
+
+
 def test_the_best_checkpoint_is_kept_in_addition_to_the_newest(tmp_path):
     checkpoints = Checkpoints(str(tmp_path), keep=2)
-    assert checkpoints.best() is None
+    assert (checkpoints.best(), checkpoints.find()) == (None, None)
+    with pytest.raises(UsageError, match="no best checkpoint"):
+        checkpoints.find("best")
     noted = []
     for samples, score in ((8, 30.0), (16, 50.0), (24, 50.0), (32, 20.0), (40, 49.0)):
         checkpoints.save({"samples": samples}, samples)
         noted.append(checkpoints.note(samples, score))
     assert noted == [True, True, False, False, False]
     assert samples_of(checkpoints) == [16, 32, 40]
+    found = [checkpoints.find(name) for name in (None, "best", checkpoints.names()[1])]
+    assert [int(one.name.split("-")[1]) for one in found if one is not None] == [40, 16, 32]
     best = Checkpoints(str(tmp_path)).best()
     assert best is not None
     assert best[0].startswith("checkpoint-000000000016-")
