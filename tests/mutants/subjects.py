@@ -4,12 +4,7 @@ from typing import Final
 
 SUBJECTS: Final[dict[str, tuple[str, ...]]] = {
     "fastvid/format/packets.py": ("tests/format/test_packets.py",),
-    "fastvid/format/presentation.py": (
-        "tests/format/test_packets.py",
-        "tests/media/test_timing.py",
-        "tests/decode/test_upright.py",
-        "tests/videos/test_access.py",
-    ),
+    "fastvid/format/presentation.py": ("tests/format/test_presentation.py",),
     "fastvid/load/order/draws.py": (
         "tests/load/order/test_random_draws.py",
         "tests/load/order/test_permutation.py",
