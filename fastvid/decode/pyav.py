@@ -28,7 +28,7 @@ float reference in `fastvid.decode.pixels`:
 - resized: antialiased like the reference, but chroma is filtered instead of repeated: 0.2 to 0.7 levels off on average
   over a real clip, a few dozen at the sharpest edges between colours;
 - resized fast: the YUV planes are resized first and then converted as if not resized, one level brighter: 0.9 levels
-  off on average, in two thirds of the time.
+  off on average, in two thirds of the time; odd heights are resized as usual.
 """
 
 from __future__ import annotations
@@ -357,8 +357,12 @@ def open_context(codec: Codec, extradata: bytes) -> VideoCodecContext:
 
 
 def can_cut(info: StreamInfo) -> bool:
-    """Return whether `RgbConverter` knows a stream's colour matrix; for other streams the decoder raises an error."""
-    return info.matrix in COLORSPACE
+    """Return whether clips cut out of decoded planes have the same pixels as decoded ones.
+
+    Stretched pictures are cut before they are stretched, and a decoder refuses a colour matrix that it does not know.
+    """
+    stretched = info.coded is not None and info.coded.stretches((info.height, info.width))
+    return info.matrix in COLORSPACE and not stretched
 
 
 _BILINEAR: Final = 2  # SWS_BILINEAR
@@ -459,10 +463,10 @@ class RgbConverter:
         self._box, self._width = box, box.width if resized else padded
         source, target, brightness = (box.height, self._width), (height, width if resized else padded), 0
         self._resizing = None
-        if resized and output.fast:
+        # With an odd height, the conversion would filter chroma along rows, with the padding after them.
+        if resized and output.fast and height % 2 == 0:
             self._resizing = self._take_context(info, source, target, planes=True)
-            source = target = (height, padded)
-            brightness = 0 if height % 2 else _ROUNDED  # for odd heights, libswscale rounds
+            source, target, brightness = (height, padded), (height, padded), _ROUNDED
             self._place_middle(height, padded)
         self._rows = source[0]
         self._scaling = self._take_context(info, source, target, brightness=brightness)

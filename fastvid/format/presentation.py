@@ -71,6 +71,11 @@ class Coded:
             x = width - x - w
         return _even(top + y, h, self.height), _even(left + x, w, self.width), h, w
 
+    def stretches(self, shown: tuple[int, int]) -> bool:
+        """Return whether the crop is stretched to a height and width that are shown."""
+        upright = self.crop[:1:-1] if self.turn % 2 else self.crop[2:]
+        return any(whole & ~1 != now & ~1 for whole, now in zip(shown, upright, strict=True))
+
     @property
     def shown_part(self) -> tuple[int, int, int, int]:
         """The crop in pictures that are turned but not cropped: first row, first column, height and width."""

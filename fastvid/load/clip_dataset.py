@@ -102,7 +102,9 @@ class ClipDataset(MapStyle[ClipRow]):
         if extras.audio is not None:
             raise UsageError("a ClipDataset has no sound", hint="use a ClipLoader for audio=")
         output = replace(output, collate="stack")
-        spec = Spec.of(self.dataset, frames, spatial, Order(shuffle=False), extras, output, streams=streams)
+        # Orders with shares are always random; this one is never used, since the sampler has its own.
+        order = Order(shuffle=isinstance(self.dataset, Mixture) and self.dataset.weights is not None)
+        spec = Spec.of(self.dataset, frames, spatial, order, extras, output, streams=streams)
         varies = spec.rules.shape is None and FLOW not in spec.rules.streams
         self.spec = replace(spec, output=replace(output, collate="list")) if varies else spec
         """Everything that decides the pixels of the clips."""
@@ -303,8 +305,8 @@ class ExactSampler(DistributedSampler[SampleVisit]):
 
     Args:
         clips: The clips.
-        global_batch_size: Clips per step over all ranks; a multiple of the world size. The DataLoader's batch_size is
-            this number divided by the world size.
+        global_batch_size: Clips per step over all ranks; a multiple of the world size, of each rank's groups and clips
+            of one video. The DataLoader's batch_size is this number divided by the world size.
         order: Which samples an epoch visits, in which order, and how it ends: last="drop" discards the clips that do
             not fill the last batch; "keep" delivers them, and some ranks then have fewer clips, or one batch less.
         rank: This process among `world_size`; by default torch's process group, else torchrun's environment, else 0.
@@ -333,8 +335,9 @@ class ExactSampler(DistributedSampler[SampleVisit]):
         self.clips, self.world, self._found_world = clips, World.resolve(rank, world_size), rank is None
         self.spec = replace(clips.spec, orders=EpochOrders(clips.dataset, order))
         self.batches = Batches.of(self.spec.orders, global_batch_size, order, self.world)
-        if self.batches.size % self.world.size:
-            told = f"global_batch_size {global_batch_size} is not a multiple of the world size {self.world.size}"
+        if self.batches.size % (least := self.world.size * self.batches.unit):
+            told = f"global_batch_size {global_batch_size} is not a multiple of {least}: {self.world.size} ranks"
+            told += f" with whole groups of {self.batches.unit}" if self.batches.unit > 1 else ""
             raise UsageError(told, hint="a DataLoader has one batch size on all ranks; a ClipLoader takes any number")
         super().__init__(cast("Any", clips), self.world.size, self.world.rank, shuffle=False)
         self._seed, self.epoch, self._origin = clips.seed, 0, 0

@@ -184,6 +184,7 @@ class ClipLoader(IterableDataset[Batch]):
         self._reports = batch_callbacks(show_stats=workers.show_stats, stats_file=workers.stats_file)
         self._seed, self._epoch, self._position = check_integer("seed", seed, 0, 2**64 - 1), 0, 0
         self._origin = 0  # first position of the current iteration, or of the next one
+        self.plans.check(self._seed)
         self._run: BatchPipeline | None = None
         self._paused: BatchPipeline | None = None  # what was prefetched for the next iteration
 

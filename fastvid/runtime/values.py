@@ -107,6 +107,16 @@ def check_bounds(name: str, value: Any, most: float = math.inf) -> tuple[float, 
     return low, high
 
 
+def check_numbers(name: str, value: Any) -> tuple[float, ...]:
+    """Return several numbers as floats; raise UsageError if the value is anything else."""
+    try:
+        if not isinstance(value, str | bytes):
+            return tuple(map(float, value))
+    except (TypeError, ValueError):
+        pass
+    raise UsageError(f"{name} are {value!r}, expected a list of numbers", hint=f"give {name} as a list or tuple")
+
+
 def check_channels(name: str, value: Any, most: float) -> tuple[float, float, float]:
     """Return a number for each of R, G and B, given as three or as one for all; raise UsageError if not 0 to `most`."""
     try:
@@ -136,7 +146,7 @@ def check_seconds(**values: float) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return hasattr(value, "__float__")
+    return hasattr(value, "__float__") and not getattr(value, "shape", ())
 
 
 _BLOCK: Final = 1 << 24

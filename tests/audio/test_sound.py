@@ -340,6 +340,17 @@ def test_sound_of_planned_batches_is_that_of_the_frames(parts, batches):
             assert whole[position][3][: 4 * count] == sound[: 4 * count]
 
 
+def test_sound_of_items_is_as_long_on_every_rank(clicks):
+    items, options = fastvid.EveryFrame(clicks), {"frames": fastvid.Deltas([-0.1, 0.0, 0.2]), "global_batch_size": 5}
+    whole = [next(iter(loader(items, **options)))]
+    parts = [next(iter(loader(items, rank=rank, world_size=3, **options))) for rank in range(3)]
+    assert {one.audio.shape[1:] for one in [*whole, *parts]} == {whole[0].audio.shape[1:]}
+    together = {}
+    for part in parts:
+        together |= rows([part])
+    assert together == rows(whole)
+
+
 def test_stereo_and_mono_tracks_have_two_channels(clicks):
     (batch,) = loader(clicks, frames=fastvid.Dense(8, 1), audio=fastvid.Audio(48_000, mono=False), global_batch_size=5)
     assert batch.audio.shape == (5, 2, 8 * 48_000 // FPS)

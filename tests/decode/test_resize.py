@@ -25,6 +25,23 @@ def planes(height, width):
     return [plane.round().clip(16, 235).astype(np.uint8) for plane in (luma, *chroma)]
 
 
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("size", [(37, 56), (45, 80), (31, 48), (33, 33), (64, 223), (36, 56), (224, 224)])
+def test_no_pixel_depends_on_what_was_converted_before(size, fast):
+    info, request = StreamInfo(Codec.H264, 480, 360, 1, Fraction(25)), np.zeros(1, np.int64)
+
+    def converted(converter, pictures, size):
+        output = Rgb(np.zeros((3, 1, *size), np.uint8), fast=fast)
+        converter.begin(info, ClipRequest(0, request, Box(20, 40, 200, 300), size), output)
+        converter.write(VideoFrame.from_dlpack(pictures, format="yuv420p"), 0)
+        return output.data
+
+    used, white = RgbConverter(), [np.full_like(plane, 235) for plane in planes(360, 480)]
+    for large in ((224, 256), (225, 255)):
+        converted(used, white, large)
+    assert np.array_equal(converted(used, planes(360, 480), size), converted(RgbConverter(), planes(360, 480), size))
+
+
 @pytest.mark.parametrize("sample_range", [Range.LIMITED, Range.FULL])
 @pytest.mark.parametrize("matrix", [Matrix.SMPTE170M, Matrix.BT709])
 def test_fast_resizing_is_close_to_the_reference_in_every_shape(sample_range, matrix):

@@ -289,3 +289,14 @@ def test_facts_are_delivered_and_select_samples_also_of_a_mixture(folder):
     mixed = clip_loader(both, **options | {"frames": AtFps(4), "spatial": Native(16), "collate": "pad"})
     keys = sorted([*fast.keys.to_pylist(), *(f"v{n}" for n in range(6))])
     assert sorted(key for batch in mixed for key in batch.key) == keys
+
+
+@pytest.mark.parametrize("collate", ["stack", "pad"])
+def test_a_rank_with_empty_rows_alone_has_as_many_frames_as_the_others(collate):
+    for rank in range(5):
+        options = {"last": "mask", "collate": collate, "rank": rank, "world_size": 5}
+        *_, batch = make(FakeDataset(16), global_batch_size=9, **options)
+        shapes = [batch.frame_index.shape, batch.seconds.shape] + [batch["mask"].shape] * (collate == "pad")
+        assert set(shapes) == {(len(batch.valid), 3)}, rank
+        assert batch.video.shape[2] == 3
+    assert not batch.valid.any()

@@ -27,7 +27,7 @@ from fastvid.load.clips.timed_sampling import Deltas
 from fastvid.load.order.epoch import EveryFrame
 from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.runtime.arrays import BoolArray, Float32Array, IntArray
-from fastvid.runtime.values import check_choice, check_kind, check_share, sha256
+from fastvid.runtime.values import check_choice, check_kind, check_numbers, check_share, sha256
 
 _LABELS: Final = "labels"
 """The column whose values are, like those of ``label``, classes of the dataset."""
@@ -57,7 +57,7 @@ class MultiHot:
         check_kind("column of MultiHot", self.column, str, use='MultiHot("labels")')
         if self.classes is None:
             return
-        classes = () if isinstance(self.classes, str) else tuple(self.classes)
+        classes = tuple(self.classes) if isinstance(self.classes, list | tuple) else ()
         if not classes or len(set(classes)) < len(classes) or not all(isinstance(name, str) for name in classes):
             hint = "give the names of all classes, each once, as strings"
             raise UsageError(f"classes of MultiHot are {self.classes!r}", hint=hint)
@@ -210,12 +210,13 @@ class Text:
         # Normalise, so that equal arguments have the same fingerprint.
         object.__setattr__(self, "columns", self.names)
         check_choice("choose", self.choose, get_args(Choose))
-        if not self.names or len(set(self.names)) < len(self.names):
+        texts = all(isinstance(name, str) for name in self.names)
+        if not texts or not self.names or len(set(self.names)) < len(self.names):
             raise UsageError(f"columns of Text are {self.names}", hint="give one column or more, each once")
         check_share("drop", self.drop)
         if self.weights is None:
             return
-        weights = tuple(float(weight) for weight in self.weights)
+        weights = check_numbers("weights", self.weights)
         if len(weights) != len(self.names) or not all(0 < weight < math.inf for weight in weights):
             hint = "give one positive number for each column"
             raise UsageError(f"weights of Text are {weights} for the columns {', '.join(self.names)}", hint=hint)

@@ -78,9 +78,14 @@ class Spec:
         signals = SignalRows.of(dataset, frames, rules.streams, extras.signals, views=views is not None)
         chain = TransformChain.of(after, rules.streams, rules.depth)
         annotations = RowAnnotations(dataset, extras)
-        if extras.audio is not None and not any(AUDIO in part.generation.extras for part in parts_of(dataset)):
-            hint = "store it by `fastvid shard --audio copy`, or aac"
-            raise UsageError("no sample of the dataset has sound", hint=hint)
+        if extras.audio is not None:
+            parts = parts_of(dataset)
+            without = [part for part in parts if AUDIO not in part.generation.extras]
+            # Samples encoded without sound are silent; videos in place may have sound, which is not read.
+            if len(without) == len(parts) or any(part.generation.root is not None for part in without):
+                what = "the dataset" if len(parts) == 1 else "a part of the mixture"
+                hint = "store it by `fastvid shard --audio copy`, or aac"
+                raise UsageError(f"no sample of {what} has sound", hint=hint)
         return cls(dataset, rules, EpochOrders(dataset, order), annotations, signals, chain, output, batches)
 
     def __post_init__(self) -> None:

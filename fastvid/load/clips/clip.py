@@ -66,6 +66,9 @@ class ClipRules:
         audio: Audio | None = None,
     ) -> ClipRules:
         """Build from a loader's arguments."""
+        if isinstance(dataset, Mixture) and any(isinstance(part, EveryFrame) for part in dataset.datasets):
+            hint = "use one EveryFrame alone, of a dataset that `fastvid merge` makes of all"
+            raise UsageError("a part of the mixture is an EveryFrame", hint=hint)
         if isinstance(dataset, EveryFrame) and (not isinstance(frames, Deltas) or frames.anchor is not None):
             raise UsageError(
                 f"frames is {frames!r}, which does not choose frames relative to an item of EveryFrame",

@@ -28,7 +28,7 @@ from fastvid.decode.request import Box
 from fastvid.errors import UsageError
 from fastvid.load.order.draws import BatchDraws, Draws, Purpose
 from fastvid.runtime.arrays import IntArray
-from fastvid.runtime.values import check_bounds, check_integers, check_least, check_share
+from fastvid.runtime.values import check_bounds, check_integers, check_numbers, check_share
 
 Size = tuple[int, int]
 """Height and width in pixels."""
@@ -109,7 +109,7 @@ class Sized(BatchCrop):
 
 def check_size(size: int | Size) -> Size:
     """Return a size as (height, width)."""
-    pair = tuple(size) if isinstance(size, Sequence) else (size, size)
+    pair = tuple(size) if isinstance(size, Sequence | np.ndarray) else (size, size)
     if len(pair) != 2 or not all(hasattr(side, "__index__") and side >= 1 for side in pair):
         raise UsageError(f"size is {size!r}, expected one positive number of pixels or (height, width)")
     return int(pair[0]), int(pair[1])
@@ -220,8 +220,9 @@ class RandomResizedCrop(Sized):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bounds("scale", self.scale, 1)
-        check_bounds("ratio", self.ratio)
+        for name, most in (("scale", 1), ("ratio", math.inf)):
+            check_bounds(name, getattr(self, name), most)
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # equal arguments have the same fingerprint
 
     numbers: ClassVar[int] = 4 * _TRIES
 
@@ -275,7 +276,7 @@ class MultiScaleCrop(Sized):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "scales", tuple(float(scale) for scale in self.scales))
+        object.__setattr__(self, "scales", check_numbers("scales", self.scales))
         if not self.scales or not all(0 < scale <= 1 for scale in self.scales):
             raise UsageError(f"scales are {self.scales}, expected at least one, each 0 < scale <= 1")
         check_integers(0, max_distort=self.max_distort)
@@ -518,7 +519,7 @@ class Native(_Whole):
     max_pixels: int | None = None
 
     def __post_init__(self) -> None:
-        check_least(1, multiple=self.multiple, min_pixels=self.min_pixels, max_pixels=self.max_pixels)
+        check_integers(1, multiple=self.multiple, min_pixels=self.min_pixels, max_pixels=self.max_pixels)
         if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
             raise UsageError(f"min_pixels is {self.min_pixels}, expected at most max_pixels = {self.max_pixels}")
 

@@ -20,7 +20,6 @@ from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from fastvid.decode.backends import Backend
 from fastvid.decode.pyav import can_cut
@@ -295,7 +294,7 @@ class Planner:
         """Decide the frames and crops of rows that have the same sampler and transforms."""
         rules, views, draws = self.rules, self.rules.views or ONE_VIEW, plan.draws.chosen(rows)
         first = [plan.infos[row][0] for row in rows]
-        anchors = self.dataset.place(plan.samples[rows])[1] if isinstance(self.dataset, EveryFrame) else None
+        anchors = self._anchors(plan.samples[rows])
         num_frames, fps = np.array([info.num_frames for info in first]), np.array([float(info.fps) for info in first])
         times = {number: info.times.seconds() for number, info in enumerate(first) if info.times is not None}
 
@@ -325,7 +324,8 @@ class Planner:
 
     def _set_frames(self, plan: Plan, clips: Sequence[IntArray]) -> None:
         plan.lengths[:] = list(map(len, clips))
-        longest = max(1, int(plan.lengths.max()), plan.share.shape[0] if plan.share.shape else 0)
+        planned = plan.share.shape[0] if plan.share.shape else self.rules.num_frames
+        longest = max(1, int(plan.lengths.max()), planned or 0)
         plan.frames = np.full((len(clips), longest), -1, dtype=np.int64)
         for into, clip in zip(plan.frames, clips, strict=True):
             into[: len(clip)] = clip
@@ -365,20 +365,28 @@ class Planner:
         samples = self.order.ids(positions)
         for some, sampler, _ in groups(self.rules, samples):
             chosen, draws = samples[some], BatchDraws(self.order.seed, self.order.epoch, positions[some])
-            facts = [column[chosen] for column in self._facts]
+            facts, anchors = [column[chosen] for column in self._facts], self._anchors(chosen)
 
             def video(row: int) -> VideoInfo:
                 sample, annotations = int(chosen[row]), SampleAnnotations(self.dataset, int(chosen[row]))  # noqa: B023
                 num_frames, fps, width, height = (column[row].item() for column in facts)  # noqa: B023
-                return VideoInfo(num_frames, fps, width, height, self.dataset.key(sample), annotations)
+                anchor = None if anchors is None else int(anchors[row])  # noqa: B023
+                return VideoInfo(num_frames, fps, width, height, self.dataset.key(sample), annotations, anchor=anchor)
 
-            clips = draw_all(ONE_VIEW, sampler, Videos(facts[0], facts[1], draws), video)
+            clips = draw_all(ONE_VIEW, sampler, Videos(facts[0], facts[1], draws, anchors), video)
             for frames, rate in zip(clips, facts[1].tolist(), strict=True):
                 yield audio.window(frames, Fraction(rate).limit_denominator(_LARGEST_DENOMINATOR)).count
 
+    def _anchors(self, samples: IntArray) -> IntArray | None:
+        """Return the frame that each item of `EveryFrame` is, int64 [N]; None for samples."""
+        return self.dataset.place(samples)[1] if isinstance(self.dataset, EveryFrame) else None
+
     @cached_property
-    def _facts(self) -> list[npt.NDArray[Any]]:
-        return [self.dataset.column(name).to_numpy() for name in ("num_frames", "fps", "width", "height")]
+    def _facts(self) -> list[Any]:
+        names = ("num_frames", "fps", "width", "height")
+        if isinstance(self.dataset, EveryFrame):
+            return [self.dataset.repeat(self.dataset.samples.column(name).to_numpy()) for name in names]
+        return [self.dataset.column(name).to_numpy() for name in names]
 
     @cached_property
     def _at_once(self) -> int:
@@ -448,6 +456,12 @@ class EpochPlans:
     def steps(self, seed: int, epoch: int, position: int) -> int:
         """Return the number of batches from a position to the end of the epoch; at its end, those of the next epoch."""
         return self.epoch(seed, epoch).count(position) or self.epoch(seed, epoch + 1).count(0)
+
+    def check(self, seed: int) -> None:
+        """Raise UsageError if the first epoch has no batch; of packed batches, a later one may have none."""
+        if self.epoch(seed, 0).is_over(0):
+            text = f"{self.orders.num_samples} samples do not fill one batch of {self.batching} with last='drop'"
+            raise UsageError(text, hint="use smaller batches, or last='mask'")
 
     def _epoch(self, seed: int, epoch: int) -> Batches | PlannedEpoch:
         return self.batching.epoch(self.orders.order(seed, epoch))

@@ -29,6 +29,7 @@ from fastvid.load.clips.sampling import (
 )
 from fastvid.load.order.draws import BatchDraws, Purpose
 from fastvid.runtime.arrays import FloatArray, IntArray
+from fastvid.runtime.values import check_least, check_numbers
 
 _NEAR: Final = 1e-6
 """Tolerance in frames of the roundings above: far above float64's error for videos of days, far below one frame."""
@@ -238,15 +239,14 @@ class Deltas(BatchSampler):
     tolerance: float | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if not hasattr(self.seconds, "__iter__"):
-            raise UsageError(f"seconds are {self.seconds!r}, expected a list", hint="use Deltas([-0.1, 0.0])")
-        offsets = tuple(float(offset) for offset in self.seconds)
+        offsets = check_numbers("seconds", self.seconds)
         if not offsets or not all(map(math.isfinite, offsets)):
             raise UsageError(f"seconds are {list(offsets)}, expected at least one finite offset")
         object.__setattr__(self, "seconds", offsets)
+        check_least(0, anchor=self.anchor, tolerance=self.tolerance)
         if self.anchor is not None:
-            if not 0 <= self.anchor < math.inf:
-                raise UsageError(f"anchor is {self.anchor}, expected at least 0 seconds")
+            if self.anchor == math.inf:
+                raise UsageError("anchor is inf, expected a time in the video", hint="a large number is its last frame")
             object.__setattr__(self, "anchor", float(self.anchor))
 
     @property

@@ -16,7 +16,7 @@ from fastvid.load.clips.crops import CenterCrop, Spatial
 from fastvid.load.clips.sampling import Sampler, Segments, VideoInfo, check_counts, draw_frames
 from fastvid.load.order.draws import Draws
 from fastvid.runtime.arrays import IntArray
-from fastvid.runtime.values import check_choice
+from fastvid.runtime.values import check_choice, check_numbers
 
 NUM_CROPS: Final = (1, 3, 5, 10)
 
@@ -50,8 +50,7 @@ class Views:
     def __post_init__(self) -> None:
         check_counts(self, "num_clips")
         check_choice("num_crops", self.num_crops, NUM_CROPS)
-        if not hasattr(self.places, "__len__"):
-            raise UsageError(f"places are {self.places!r}, expected a tuple", hint="crops have the size of spatial=")
+        check_numbers("places", self.places)
         if self.places and (len(self.places) != self.num_clips or not all(0 <= place < 1 for place in self.places)):
             raise UsageError(f"places are {self.places}, expected {self.num_clips} numbers >= 0 and < 1, one a clip")
 

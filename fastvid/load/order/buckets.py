@@ -26,7 +26,7 @@ from fastvid.errors import StateError, UsageError
 from fastvid.load.order.epoch import MASKED, ClipShape, EpochOrder, Last, Share, rank_rows
 from fastvid.runtime.arrays import AnyArray, BoolArray, IntArray
 from fastvid.runtime.processes import World
-from fastvid.runtime.values import check_choice, check_integer
+from fastvid.runtime.values import check_choice, check_integer, check_kind
 
 Unfit = Literal["raise", "skip"]
 """What to do with samples that no batch can contain: raise an error before the epoch begins, or skip and log them."""
@@ -143,12 +143,8 @@ class Planned:
         return repr(self._batches)
 
     def epoch(self, order: EpochOrder) -> PlannedEpoch:
-        """Return the batches of an epoch, whose first block is planned here."""
-        epoch = PlannedEpoch(order, self._block, self._size or max(1, order.num_samples))
-        if epoch.is_over(0):
-            text = f"{order.num_samples} samples do not fill one batch of {self._batches} with last='drop'"
-            raise UsageError(text, hint="use smaller batches, or last='mask'")
-        return epoch
+        """Return the batches of an epoch."""
+        return PlannedEpoch(order, self._block, self._size or max(1, order.num_samples))
 
 
 class PlannedEpoch:
@@ -235,13 +231,14 @@ class Buckets:
     unfit: Unfit = "raise"
 
     def __post_init__(self) -> None:
+        check_kind("shapes", self.shapes, Sequence, use="Buckets([(8, 224, 224)], per_batch=4)")
         shapes = tuple(check_shape("a shape of Buckets", shape) for shape in self.shapes)
         if not 1 <= len(shapes) <= _MOST or len(set(shapes)) < len(shapes):
             hint = f"give 1 to {_MOST:,} different shapes (frames, height, width)"
             raise UsageError(f"shapes are {shapes}", hint=hint)
         given = self.per_batch
         if isinstance(given, Mapping):
-            named = {tuple(shape): number for shape, number in given.items()}
+            named = {check_shape("a shape of per_batch", shape): number for shape, number in given.items()}
             if named.keys() != set(shapes):
                 hint = "give the clips of a batch for each shape"
                 raise UsageError(f"per_batch has the shapes {sorted(named)}, expected {sorted(shapes)}", hint=hint)

@@ -200,7 +200,7 @@ class EpochOrders:
             self._groups = sizes, apportion(mixture.num_samples, mixture.weights), None
             self.text += f" {GROUPED_VERSION} weights={mixture.weights} num_samples={mixture.num_samples}"
         elif balance is not None:
-            self._groups = _by_class(dataset.labels, balance)
+            self._groups = _by_class(dataset.labels[np.arange(len(dataset))], balance)
             self.text += f" {GROUPED_VERSION} {balance}"
         elif isinstance(shuffle, BlockShuffle):
             self._shard_sizes = dataset.shard_sizes

@@ -21,7 +21,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.shard import Shard
 from fastvid.load.order.draws import resolve_subset
 from fastvid.runtime.arrays import IntArray
-from fastvid.runtime.values import check_choice, check_least
+from fastvid.runtime.values import check_choice, check_integers, check_numbers
 
 if TYPE_CHECKING:
     from torch.utils.data import Subset
@@ -74,20 +74,21 @@ class Mixture:
         self.names = tuple(datasets)
         self.datasets: tuple[Dataset, ...] = tuple(resolve_subset(dataset) for dataset in datasets.values())
         if weights is not None:
-            shares = self.by_name("weights", weights) if isinstance(weights, Mapping) else tuple(weights)
+            given = self.by_name("weights", weights) if isinstance(weights, Mapping) else weights
+            shares = check_numbers("weights", given)
             if len(shares) != len(datasets):
                 hint = "give one weight for each dataset"
                 raise UsageError(f"{len(shares)} weights for {len(datasets)} datasets", hint=hint)
-            if not all(hasattr(weight, "__float__") and 0 < weight < math.inf for weight in shares):
+            if not all(0 < weight < math.inf for weight in shares):
                 hint = "leave out a dataset that is not to be used"
                 raise UsageError(f"weights are {list(shares)}, expected positive numbers", hint=hint)
-            self.weights: tuple[float, ...] | None = tuple(float(weight) for weight in shares)
+            self.weights: tuple[float, ...] | None = shares
         else:
             self.weights = None
             if num_samples is not None:
                 told = f"num_samples is {num_samples}, but a mixture without weights visits every sample once"
                 raise UsageError(told, hint="give weights=, or leave out num_samples")
-        check_least(1, num_samples=num_samples)
+        check_integers(1, num_samples=num_samples)
         lengths = [len(dataset) for dataset in self.datasets]
         # Tuples: most lookups are for one sample, and indexing an array takes ten times as long.
         self.ends = tuple(accumulate(lengths))

@@ -57,6 +57,18 @@ def make(url, items=True, **options):
     return fastvid.ClipLoader(fastvid.EveryFrame(dataset) if items else dataset, **standard | options)
 
 
+def test_items_are_balanced_by_the_class_of_their_sample_and_stand_alone(store):
+    dataset = fastvid.open(store.url)
+    items = fastvid.EveryFrame(dataset)
+    with pytest.raises(UsageError, match="no sample has a label"):
+        make(store.url, order=fastvid.Order(balance=fastvid.ClassBalanced()))
+    with pytest.raises(UsageError, match="a part of the mixture is an EveryFrame") as caught:
+        fastvid.ClipLoader(
+            fastvid.Mixture([items, dataset]), frames=fastvid.Deltas([0.0]), spatial=32, global_batch_size=4
+        )
+    assert caught.value.hint
+
+
 @pytest.mark.parametrize("mapped", [False, True])
 def test_signals_around_items_and_their_pads(store, mapped, monkeypatch, tmp_path):
     monkeypatch.setenv("FASTVID_CACHE", str(tmp_path))

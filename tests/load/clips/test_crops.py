@@ -189,12 +189,21 @@ def test_order_in_the_list_does_not_matter_and_one_crop_needs_no_list():
         *(lambda: MultiScaleCrop(8, scales=(1.5,)), lambda: MultiScaleCrop(8, max_distort=-1)),
         *(lambda: Resize(), lambda: Resize(short_side=8, size=8), lambda: Resize(short_side=0)),
         *(lambda: Resize(size=(8, 0)), lambda: Native(0), lambda: Native(2, 0), lambda: Native(2, max_pixels=0)),
-        lambda: Native(2, min_pixels=9, max_pixels=8),
+        *(lambda: Native(2, min_pixels=9, max_pixels=8), lambda: Native(2.5), lambda: Native(math.inf)),
+        *(lambda: MultiScaleCrop(8, scales=0.5), lambda: MultiScaleCrop(8, scales=("a",)), lambda: CenterCrop("32")),
+        lambda: CenterCrop(np.ones((2, 2))),
     ],
 )
 def test_arguments_out_of_range_are_refused(make):
     with pytest.raises(UsageError, match="expected"):
         make()
+
+
+def test_equal_arguments_have_the_same_text():
+    """It is part of the fingerprint of a state."""
+    assert repr(RandomResizedCrop(8, scale=[0.2, 1.0])) == repr(RandomResizedCrop((8, 8), scale=(0.2, 1.0)))
+    assert repr(RandomResizedCrop(8, ratio=[1.0, 2.0])) == repr(RandomResizedCrop(8, ratio=(1.0, 2.0)))
+    assert repr(CenterCrop(np.array([8, 4]))) == repr(CenterCrop((8, 4)))
 
 
 def test_a_video_too_small_for_any_crop_is_refused():

@@ -178,7 +178,10 @@ def test_equal_settings_have_equal_fingerprints():
         *(lambda: AtFps(0), lambda: AtFps(math.nan), lambda: AtFps("2"), lambda: AtFps(2, min_frames=0)),
         *(lambda: AtFps(2, max_frames=0), lambda: AtFps(2, multiple=0), lambda: Window(seconds=-1, num_frames=2)),
         *(lambda: Window(num_frames=0, fps=2), lambda: Window(num_frames=2, fps=math.inf), lambda: Deltas([])),
-        *(lambda: Deltas([math.nan]), lambda: Deltas([0], anchor=-1.0)),
+        *(lambda: Deltas([math.nan]), lambda: Deltas([0], anchor=-1.0), lambda: Deltas([0], anchor="x")),
+        *(lambda: Deltas(["a"]), lambda: Deltas("ab"), lambda: Deltas([[0.0, 1.0]]), lambda: Deltas(0.5)),
+        *(lambda: Deltas([0], tolerance=-1), lambda: Deltas([0], tolerance="x")),
+        lambda: Deltas([0], tolerance=math.nan),
     ],
 )
 def test_arguments_out_of_range_are_refused(create):

@@ -175,7 +175,7 @@ def test_views_out_of_range_are_refused_and_places_are_a_part_of_their_text():
         with pytest.raises(UsageError, match=message):
             Views(*wrong)
     assert repr(Views(2, 3)) != repr(Views(2, 3, places=(0.5, 0.0)))  # a part of states
-    for places in ((0.5,), (0.5, 1.0), (0.5, 1.5), (-0.1, 0.5)):
+    for places in ((0.5,), (0.5, 1.0), (0.5, 1.5), (-0.1, 0.5), ("a", "b"), 0.5):
         with pytest.raises(UsageError, match="places are"):
             Views(2, places=places)
 

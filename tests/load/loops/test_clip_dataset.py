@@ -13,9 +13,11 @@ import fastvid
 from fastvid.errors import ChecksumError, StateError, UsageError
 from fastvid.load.clip_dataset import ClipDataset, ExactSampler, SampleVisit, collate_rows
 from fastvid.load.order.epoch import BlockShuffle, ClassBalanced
+from fastvid.sharding.in_place import index_videos
 from tests.datasets import make_clip, pack
 from tests.load.fakes import FakeDataset, fake
 from tests.load.tools import SPATIAL, make, rows
+from tests.sharding.shardtools import make as film
 
 # From torchdata, which calls it.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -218,10 +220,33 @@ def test_a_damaged_clip_is_an_error_that_names_it():
     assert "clip_worker.py" not in str(caught.value)
 
 
+def test_a_weighted_mixture_has_the_clips_of_a_clip_loader():
+    mixture = fastvid.Mixture([FakeDataset(30), FakeDataset(5)], weights=[1, 2], num_samples=24)
+    (rows_of_loader,) = [[row for batch in make(mixture, global_batch_size=6, last="keep") for row in rows(batch)]]
+    found = epoch_of(clips_of(mixture), 2, 6)
+    assert [row for batch in found for row in batch] == rows_of_loader
+
+
+def test_clips_of_stretched_pictures_do_not_depend_on_those_read_with_them(tmp_path):
+    (tmp_path / "films").mkdir()
+    film(tmp_path / "films" / "wide.mp4", "-vf", "setsar=2")
+    index_videos([str(tmp_path / "films")], tmp_path / "set", workers=1)
+    options = {"frames": fastvid.Uniform(2), "spatial": fastvid.RandomResizedCrop(64), "output": OUTPUT}
+    clips = ClipDataset(fastvid.open(tmp_path / "set"), **options)
+    visits = list(ExactSampler(clips, global_batch_size=4, order=fastvid.Order(clips_per_video=4)))
+    together = clips.__getitems__(visits)
+    assert len(together) == 4
+    for row, visit in zip(together, visits, strict=True):
+        assert torch.equal(row["video"], clips[visit]["video"])
+
+
 def test_wrong_use_is_refused_with_a_hint():
     clips = clips_of(FakeDataset(40))
-    with pytest.raises(UsageError, match="not a multiple of the world size 3"):
+    with pytest.raises(UsageError, match=r"global_batch_size 8 is not a multiple of 3: 3 ranks\n"):
         sampler_of(clips, 0, 3, 8)
+    for options in ({"clips_per_video": 2}, {"group_size": 2}):
+        with pytest.raises(UsageError, match="6 is not a multiple of 4: 2 ranks with whole groups of 2"):
+            sampler_of(clips, 0, 2, 6, **options)
     with pytest.raises(StateError, match="another sampler"):
         sampler_of(clips).load_state_dict(
             sampler_of(clips_of(FakeDataset(40), frames=fastvid.Segments(4))).state_dict()

@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fastvid
 from fastvid.errors import StateError, UsageError
 from fastvid.load.order.buckets import Buckets, patches
 from fastvid.load.order.draws import Permutation
 from fastvid.runtime.processes import World
+from tests.load.fakes import FakeDataset
 from tests.load.order import plans
+from tests.load.tools import make
 
 SHAPES = [(t, h, w) for t in (1, 8, 16) for h, w in ((256, 448), (448, 256), (320, 320))]
 
@@ -195,7 +198,9 @@ def test_the_fingerprint_changes_with_the_arguments_and_with_any_bucket():
 
 def test_an_epoch_without_a_whole_batch_is_refused():
     with pytest.raises(UsageError, match="3 samples do not fill one batch of Buckets"):
-        plans.ranks(Buckets([(1, 8, 8)], 4), plans.sizes([1, 1, 1]), 1, last="drop")
+        make(FakeDataset(3), spatial=fastvid.CenterCrop(None), global_batch_size=Buckets([(3, 8, 8)], 4))
+    (epoch,) = plans.ranks(Buckets([(1, 8, 8)], 4), plans.sizes([1, 1, 1]), 1, last="drop")
+    assert (list(epoch.shares(0)), epoch.count(0)) == ([], 0)
     (epoch,) = plans.ranks(Buckets([(1, 8, 8)], 4), plans.sizes([1]), 1)
     assert [share.positions.tolist() for share in epoch.shares(0)] == [[0, -1, -1, -1]]
 
@@ -206,6 +211,8 @@ def test_an_epoch_without_a_whole_batch_is_refused():
         ({"shapes": [], "per_batch": 1}, "shapes are"),
         ({"shapes": [(1, 8, 8), (1, 8, 8)], "per_batch": 1}, "different shapes"),
         ({"shapes": [(1, 8)], "per_batch": 1}, "expected .frames, height, width."),
+        ({"shapes": 5, "per_batch": 1}, "shapes is 5, expected Sequence"),
+        ({"shapes": [(1, 8, 8)], "per_batch": {64: 4}}, "a shape of per_batch is 64"),
         ({"shapes": [(0, 8, 8)], "per_batch": 1}, "expected at least 1"),
         ({"shapes": [(1, 8, 8)]}, "per_batch=None and tokens=None"),
         ({"shapes": [(1, 8, 8)], "per_batch": 1, "tokens": 5}, "give the one or the other"),

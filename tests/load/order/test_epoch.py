@@ -169,6 +169,8 @@ def test_balanced_classes_get_equal_shares_and_unlabelled_samples_are_dropped():
         (lambda d: Mixture([d], weights=[0]), "expected positive numbers"),
         (lambda d: Mixture([d], num_samples=5), "without weights visits every sample once"),
         (lambda d: Mixture([d], weights=[1], num_samples=0), "num_samples is 0"),
+        (lambda d: Mixture([d], weights=[1], num_samples=8.5), "num_samples is 8.5, expected an integer"),
+        (lambda d: Mixture([d], weights=3), "weights are 3, expected a list of numbers"),
         (lambda d: Mixture([d, FakeDataset(3, classes=())]), "labels cannot be merged"),
         (lambda d: BlockShuffle(0), "window is 0"),
         (lambda d: ClassBalanced(1.5), "power is 1.5"),
