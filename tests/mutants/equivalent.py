@@ -112,6 +112,18 @@ EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
         ("_READ: Final = 1 << 20", "_READ: Final = 1 << 21", _PIECES),
         ("_READ: Final = 1 << 20", "_READ: Final = 1 + 20", _PIECES),
     ),
+    "fastvid/train/strategies/average.py": (
+        (
+            "levels = torch.where(scales[:, None] > 0, ratio, 0.0).nan_to_num(0.0).round().clamp(-most, most)",
+            "levels = torch.where(scales[:, None] > 0, ratio, 0.0).nan_to_num( -1.0).round().clamp(-most, most)",
+            "the scale of such a block is not finite, whatever it is multiplied by",
+        ),
+        (
+            "wide = any(tensor.dtype == torch.float64 for tensor in self.tensors)",
+            "wide = any(tensor.dtype is torch.float64 for tensor in self.tensors)",
+            "torch has one object for each dtype",
+        ),
+    ),
     "fastvid/load/clips/views.py": (
         ("if self.num_crops == 3:", "if self.num_crops <= 3:", "the numbers below are refused, or returned before"),
         (

@@ -100,6 +100,23 @@ def test_the_noise_estimate_is_unbiased_for_uneven_shares(seed, shares):
     assert meter.scale() == pytest.approx(noise / signal, rel=1e-9)
 
 
+def test_steps_are_counted_and_gathered_once_and_one_rank_measures_nothing():
+    totals, one = [], torch.tensor(1.0)
+
+    def total(values):
+        totals.append(values)
+        return lambda: values
+
+    meter, alone = (NoiseMeter(ranks, torch.device("cpu"), total) for ranks in (2, 1))
+    meter.gather()
+    assert (meter.count, totals) == (0, [])
+    for made in (meter, alone):
+        made.add(one, one, torch.tensor(0.5), 8)
+        made.gather()
+        made.gather()
+    assert (meter.count, alone.count, len(totals)) == (1, 0, 1)
+
+
 def test_the_noise_scale_is_zero_infinite_or_nan_without_noise_or_signal():
     def scale(*steps):
         meter = NoiseMeter(2, torch.device("cpu"), lambda values: lambda: values)

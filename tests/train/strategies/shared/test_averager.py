@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fastvid.train.strategies.average import BITS, BLOCK, decode, encode, moments, shares, statistics
+from fastvid.train.strategies.average import (
+    BITS,
+    BLOCK,
+    Averager,
+    Integers,
+    decode,
+    encode,
+    moments,
+    shares,
+    statistics,
+)
 
 
 def test_statistics_are_the_floating_point_buffers():
@@ -69,6 +79,18 @@ def test_levels_are_the_nearest_ones(bits, data):
         own = values[start : start + BLOCK]
         step = float(own.abs().max()) / (2 ** (bits - 1) - 1)
         assert float((found[start : start + BLOCK] - own).abs().max()) <= step * (0.5 + 1e-6)
+
+
+def test_a_buffer_follows_no_gradient_and_nothing_is_withheld_at_first():
+    averager = Averager([nn.Parameter(torch.ones(2))], [torch.zeros(3, dtype=torch.float64)], 1, words=1)
+    assert averager.buffer.dtype == torch.float64
+    averager.average()
+    assert not averager.buffer.requires_grad
+    assert averager.buffer.tolist() == [1, 1, 0, 0, 0, 0]
+    assert Averager([nn.Parameter(torch.ones(2))], [], 1).buffer.dtype == torch.float32
+    values = torch.ones(4)
+    assert not Integers(8).drain(values)
+    assert values.tolist() == [1] * 4
 
 
 @pytest.mark.parametrize("bits", [8, 4])
