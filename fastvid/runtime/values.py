@@ -71,7 +71,7 @@ def check_integer(name: str, value: Any, least: int | None = None, most: int | N
 def check_least(least: float, /, **values: float | None) -> None:
     """Raise UsageError unless numbers, given by name, are at least `least` and not NaN; None is accepted."""
     for name, value in values.items():
-        if value is not None and not (_is_number(value) and value >= least):
+        if value is not None and not (is_number(value) and value >= least):
             raise UsageError(f"{name} is {value!r}, expected at least {least}")
 
 
@@ -84,7 +84,7 @@ def check_integers(least: int, /, **values: Any) -> None:
 
 def check_share(name: str, value: Any) -> None:
     """Raise UsageError unless a value is a number from 0 to 1."""
-    if not (_is_number(value) and 0 <= value <= 1):
+    if not (is_number(value) and 0 <= value <= 1):
         raise UsageError(f"{name} is {value!r}, expected 0 to 1", hint=f"give {name} as a number, such as 0.5")
 
 
@@ -109,11 +109,8 @@ def check_bounds(name: str, value: Any, most: float = math.inf) -> tuple[float, 
 
 def check_numbers(name: str, value: Any) -> tuple[float, ...]:
     """Return several numbers as floats; raise UsageError if the value is anything else."""
-    try:
-        if not isinstance(value, str | bytes):
-            return tuple(map(float, value))
-    except (TypeError, ValueError):
-        pass
+    if hasattr(value, "__iter__") and all(map(is_number, numbers := tuple(value))):
+        return tuple(map(float, numbers))
     raise UsageError(f"{name} are {value!r}, expected a list of numbers", hint=f"give {name} as a list or tuple")
 
 
@@ -125,7 +122,7 @@ def check_channels(name: str, value: Any, most: float) -> tuple[float, float, fl
         numbers = (value,) * 3
     except ValueError:
         numbers = ()
-    if len(numbers) != 3 or not all(_is_number(number) and 0 <= number <= most for number in numbers):
+    if len(numbers) != 3 or not all(is_number(number) and 0 <= number <= most for number in numbers):
         told = f"{name} is {value!r}, expected one or three numbers from 0 to {most:g}"
         raise UsageError(told, hint="divide levels by 255")
     return float(numbers[0]), float(numbers[1]), float(numbers[2])
@@ -141,11 +138,12 @@ def check_kind(name: str, value: object, *kinds: type, use: str) -> None:
 def check_seconds(**values: float) -> None:
     """Raise UsageError unless numbers of seconds, given by name, are positive and finite."""
     for name, value in values.items():
-        if not (_is_number(value) and 0 < value < math.inf):
+        if not (is_number(value) and 0 < value < math.inf):
             raise UsageError(f"{name} is {value!r}, expected a positive number of seconds")
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Return whether a value is a single number of any type."""
     return hasattr(value, "__float__") and not getattr(value, "shape", ())
 
 

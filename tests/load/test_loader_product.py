@@ -223,7 +223,7 @@ def test_other_words_are_answered_with_the_right_one(options, hint):
         (lambda: Text(5), "columns of Text is 5"),
         (lambda: MultiHot(5), "column of MultiHot is 5"),
         (lambda: MultiHot("labels", "abc"), "classes of MultiHot are 'abc'"),
-        (lambda: Mixture([FakeDataset(4)], weights=["1"]), "expected positive numbers"),
+        (lambda: Mixture([FakeDataset(4)], weights=["1"]), "expected a list of numbers"),
         (lambda: ClipDataset(FakeDataset(4), frames=Segments(1), spatial=CenterCrop(8))["a"], "index is 'a'"),
     ],
 )

@@ -28,7 +28,7 @@ from fastvid.decode.request import Box
 from fastvid.errors import UsageError
 from fastvid.load.order.draws import BatchDraws, Draws, Purpose
 from fastvid.runtime.arrays import IntArray
-from fastvid.runtime.values import check_bounds, check_integers, check_numbers, check_share
+from fastvid.runtime.values import check_bounds, check_integers, check_numbers, check_share, is_number
 
 Size = tuple[int, int]
 """Height and width in pixels."""
@@ -110,7 +110,7 @@ class Sized(BatchCrop):
 def check_size(size: int | Size) -> Size:
     """Return a size as (height, width)."""
     pair = tuple(size) if isinstance(size, Sequence | np.ndarray) else (size, size)
-    if len(pair) != 2 or not all(hasattr(side, "__index__") and side >= 1 for side in pair):
+    if len(pair) != 2 or not all(is_number(side) and hasattr(side, "__index__") and side >= 1 for side in pair):
         raise UsageError(f"size is {size!r}, expected one positive number of pixels or (height, width)")
     return int(pair[0]), int(pair[1])
 
