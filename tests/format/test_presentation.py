@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastvid.format.presentation import Coded, Times, clip_range, coded_of, frame_bounds
+from fastvid.format.presentation import Coded, Times, clip_range, coded_of, frame_bounds, usual_step
 
 MS = Fraction(1, 1000)
 
@@ -63,6 +63,15 @@ def test_a_box_of_stretched_pixels_is_cut_at_the_nearest_even_place(coded, heigh
 
 
 @given(turned(step=1))
+def test_a_picture_is_stretched_if_its_even_sides_change(coded):
+    height, width = coded.crop[2:] if coded.turn % 2 == 0 else coded.crop[:1:-1]
+    assert not any(coded.stretches((height & ~1 | odd, width & ~1 | odd)) for odd in (0, 1))
+    assert coded.stretches((height + 2, width))
+    assert coded.stretches((height, width + 2))
+    assert all(number % 2 == 0 for number in coded.cut((height, width), (0, 0, 2, 2)))
+
+
+@given(turned(step=1))
 def test_the_shown_part_of_a_turned_picture_is_the_turned_crop(coded):
     picture = np.arange(coded.height * coded.width).reshape(coded.height, coded.width)
     top, left, rows, columns = coded.crop
@@ -86,6 +95,9 @@ def test_an_impossible_crop_or_turn_is_refused(wrong):
     good = {"width": 8, "height": 8, "crop": [0, 0, 8, 8], "turn": 3, "mirror": True}
     assert coded_of(good) == Coded(8, 8, (0, 0, 8, 8), 3, True)
     assert coded_of(None) is None
+    assert Coded(8, 8, (0, 0, 8, 8)) == Coded(8, 8, (0, 0, 8, 8), 0, False)
+    for crop in ((4, 0, 4, 8), (0, 4, 8, 4)):
+        Coded(8, 8, crop).check()
     with pytest.raises((ValueError, TypeError)):
         coded_of(good | wrong)
 
@@ -130,7 +142,14 @@ def test_times_that_cannot_be_are_refused(data, count, message):
         Times(data, count).check()
 
 
+def test_the_frame_at_a_time_is_one_of_the_video():
+    times = Times.pack([0, 100, 500, 520], MS)
+    wanted = np.array([-9.0, 0.0, 0.0989, 0.099, 0.4989, 0.499, 9.0])
+    assert times.frames_at(wanted, 0.1).tolist() == [0, 0, 0, 1, 1, 2, 3]
+
+
 def test_a_clip_begins_and_ends_at_the_nearest_frames():
+    assert [usual_step(np.array(steps), 9) for steps in ([5, 1, 2], [5, 1], [])] == [2, 1, 9]
     seconds = np.array([0.0, 0.1, 0.2, 0.7, 0.8])
     assert frame_bounds(seconds, 9.0).tolist() == pytest.approx([0, 0.1, 0.2, 0.7, 0.8, 0.9])
     assert frame_bounds(np.array([0.0]), 0.04).tolist() == [0, 0.04]

@@ -9,6 +9,7 @@ _EQUAL: Final = "both lists come from the same rows"
 _PIECES: Final = "the hash does not depend on the size of the pieces"
 _INSIDE: Final = "nobody passes it; init=False keeps programmers from it"
 _VIDEOS: Final = "  # bytes of packet tables that a process keeps: of about 1,500 videos of 300 packets"
+_UNPACKED: Final = "packed = zlib.decompressobj().decompress(times.data[_TICK.size :], 8 * (times.num_frames - 1)"
 _CHECKED: Final = "views: Views, sampler: object, spatial: Spatial"
 _COMMIT: Final = "storage: Storage, dataset_id: str, generation: Generation, annotations: pa.Table"
 
@@ -37,6 +38,13 @@ EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
         ),
         ("_bytes: int = field(default=0, init=False)", "_bytes: int = field(default=0, init=True)", _INSIDE),
         (f"_TABLE_MEMORY: Final = 16 * 2**20{_VIDEOS}", f"_TABLE_MEMORY: Final = 15 * 2**20{_VIDEOS}", _MEMORY),
+    ),
+    "fastvid/format/presentation.py": (
+        (
+            f"{_UNPACKED} + 1)",
+            f"{_UNPACKED} ^ 1)",
+            "a multiple of 8 has no last bit",
+        ),
     ),
     "fastvid/load/order/epoch.py": (
         ("sizes = counts[counts > 0].tolist()", "sizes = counts[counts != 0].tolist()", "counts are not negative"),

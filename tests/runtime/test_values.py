@@ -4,6 +4,7 @@ import math
 import signal
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ def refusal(check, *arguments, **values):
 def test_an_unknown_choice_is_refused_with_those_known():
     assert refusal(check_choice, "last", "pad", ("drop", "keep")) == "last is 'pad'\n  hint: use one of drop, keep"
     assert refusal(check_choice, "num_crops", 2, (1, 3)) == "num_crops is 2\n  hint: use one of 1, 3"
+    for value in ("kepe", "keep_all_of_them"):
+        assert "did you mean keep?" in refusal(check_choice, "last", value, ("drop", "keep"))
     check_choice("last", "keep", ("drop", "keep"))
 
 
@@ -76,8 +79,8 @@ def test_numbers_are_formatted_for_people():
     assert [values.size(n) for n in (0, 999, 1000, 12_345, 456_789, 3.1e9, 5e15)] == [
         "0 B", "999 B", "1 kB", "12.3 kB", "457 kB", "3.1 GB", "5000 TB",
     ]  # fmt: skip
-    assert [values.duration(s) for s in (0.04, 0.94, 0.95, 1.44, 9.84, 59.96, 200, 3599, 3600, 7500, 1e6)] == [
-        "0.04 s", "0.94 s", "0.9 s", "1.4 s", "9.8 s", "1 min 0 s", "3 min 20 s", "59 min 59 s", "1 h 0 min",
+    assert [values.duration(s) for s in (0.04, 0.94, 0.95, 1.44, 9.84, 59.94, 59.96, 200, 3599, 3600, 7500, 1e6)] == [
+        "0.04 s", "0.94 s", "0.9 s", "1.4 s", "9.8 s", "59.9 s", "1 min 0 s", "3 min 20 s", "59 min 59 s", "1 h 0 min",
         "2 h 5 min", "278 h",
     ]  # fmt: skip
     assert [values.percent(a, 1000) for a in (0, 1, 500, 999, 1000)] == ["0 %", "<1 %", "50 %", ">99 %", "100 %"]
@@ -99,6 +102,9 @@ def test_values_are_text_for_people():
         "packed": "1,234", "bytes.in": "2.05 kB", "seconds": "3 min 20 s", "rate": "0.6667", "dry": "True", "note": "-",
         "name": "a\\x1b[2J", "tries.seconds": "1.0 s", "tries.zone": "0.5",
     }  # fmt: skip
+    sizes = Counter({name: 10 - number for number, name in enumerate("abcdefg")})
+    assert values.shares(sizes).split(", ")[3:] == ["d 14 %", "3 others"]
+    assert [values.shares(Counter("abcde"[:count])).split(", ")[-1] for count in (4, 5)] == ["d 25 %", "1 other"]
     assert values.json_text({"a": [math.nan, 1.5, (math.inf,)], "b": "x"}) == '{"a": [null, 1.5, [null]], "b": "x"}'
 
 
