@@ -20,7 +20,7 @@ SUBJECTS: Final[dict[str, tuple[str, ...]]] = {
         "not checkpoint and not quality",
     ),
     "fastvid/load/clips/views.py": ("tests/load/clips/test_views.py",),
-    "fastvid/load/workers/clip_worker.py": ("tests/load/workers/test_fetch.py", "tests/load/test_loader_video.py"),
+    "fastvid/load/workers/clip_worker.py": ("tests/load/workers/test_fetch.py",),
     "fastvid/decode/clips.py": ("tests/decode/test_packet_reads.py", "tests/load/workers/test_fetch.py"),
     "fastvid/runtime/values.py": ("tests/runtime/test_values.py",),
     "fastvid/format/generations.py": ("tests/format/test_generations.py",),

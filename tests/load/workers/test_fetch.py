@@ -14,6 +14,7 @@ from fastvid.decode.clips import coalesce
 from fastvid.decode.request import Box, ClipRequest, Rgb
 from fastvid.errors import ChecksumError, DecodeError, FormatError, StorageError, UsageError
 from fastvid.load.clips.plan import ClipPlace
+from fastvid.load.memory import RgbRow, row_layout
 from fastvid.load.workers import clip_worker
 from fastvid.load.workers.clip_worker import ClipWorker, Row, Watched, fetch, fetch_together
 from tests.load.fakes import FakeDataset, GroupDecoder, RgbDecoder, picture
@@ -171,6 +172,34 @@ def test_a_call_decodes_as_many_clips_as_decoder_and_cache_take(most, cached, ca
         assert rows.made[:, :, 1, 7, 7].tolist() == shown
 
 
+class OneFails(GroupDecoder):
+    """Fails the clip of sample 7."""
+
+    def decode(self, clips, outputs):
+        super().decode(clips, outputs)
+        return [DecodeError("broken") if clip.request.sample == 7 else None for clip in clips]
+
+
+def test_levels_are_converted_into_the_rows_of_clips_that_were_decoded():
+    class Normalised(Rows):
+        layout = row_layout(2, (8, 8), "TCHW", ((0.5, 1.0),) * 3)
+        memory = np.zeros((9, layout.nbytes), dtype=np.uint8)
+
+        def output(self, row, kinds):
+            return RgbRow(self.layout, self.memory[row])
+
+    rows, costs = Normalised(FakeDataset(9)), {}
+    worker = ClipWorker(OneFails())
+    worker.make(
+        [Row(rows, number) for number in range(9)], Watched(), lambda row, _, cost: costs.update({row.row: cost})
+    )
+    for number in range(9):
+        shown = rows.layout.view(rows.memory[number])[:, 0, 3, 3].tolist()
+        levels = picture(number, 0, Box(0, 0, 8, 8), False)
+        assert shown == ([0, 0, 0] if number == 7 else [level / 2 + 1 for level in levels])
+        assert (costs[number].finish_seconds > 0) == (number != 7)
+
+
 class Sound:
     """A sound that counts how often it was decoded; it may be broken."""
 
@@ -186,14 +215,6 @@ class Sound:
         self.decoded += 1
         if self.error is not None:
             raise self.error
-
-
-class OneFails(GroupDecoder):
-    """Fails the clip of sample 7."""
-
-    def decode(self, clips, outputs):
-        super().decode(clips, outputs)
-        return [DecodeError("broken") if clip.request.sample == 7 else None for clip in clips]
 
 
 def test_a_sound_is_decoded_with_its_clip_and_fails_with_it_alone():
