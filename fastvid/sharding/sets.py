@@ -34,7 +34,7 @@ from fastvid.runtime.values import check_choice, sha256, things
 from fastvid.sharding.change.edit import relabel_samples
 from fastvid.sharding.change.repack import Made, Recipe, Renaming, arrange, folder_name, make_dataset, pieces_of
 from fastvid.sharding.encode.flow import Streams
-from fastvid.sharding.job.ledger import Row, ledger_rows
+from fastvid.sharding.job.ledger import Row, is_nameless, ledger_rows
 from fastvid.sharding.job.members import with_column
 from fastvid.sharding.job.plan import rank
 from fastvid.storage import Storage, open_storage
@@ -335,6 +335,7 @@ def make_subset(
         table=table,
         ledger={row["source_id"]: row for row in ledger if row["source_id"] in names or row["status"] == "removed"},
         made=Generation(1, (), source.streams, source.classes, note=note, extras=source.generation.extras),
+        sources=[source.storage],
     )
     return make_dataset(os.fspath(out), recipe, "subset")
 
@@ -390,7 +391,10 @@ class _Part:
         keep = ~every["removed"].to_numpy() | np.repeat(foreign, [shard.samples for shard in generation.shards])
         self.pieces = pieces_of(storage, generation, keep, renaming)
         self.table = _renamed(every.filter(pa.array(keep)), renaming)
-        self.ledger = list(map(renaming.changed, ledger_rows(storage, generation)))
+        # Drop rows of sources whose samples are dropped: another dataset may have other bytes under the name.
+        here, known = set(self.table["source_id"].to_pylist()), ledger_rows(storage, generation)
+        rows = (row if is_nameless(row) else renaming.changed(row) for row in known)
+        self.ledger = [row for row in rows if row["status"] != "packed" or row["source_id"] in here]
 
 
 def merge_datasets(
@@ -443,6 +447,7 @@ def merge_datasets(
         table=_united(parts),
         ledger=_ledger(parts),
         made=Generation(1, (), generations[0].streams, classes, note=note, extras=_extras(generations)),
+        sources=[part.storage for part in parts],
     )
     return make_dataset(os.fspath(out), recipe, "merge")
 
@@ -457,14 +462,13 @@ def _renamed(table: pa.Table, renaming: Renaming) -> pa.Table:
     return table
 
 
+_STATES: Final = ("rejected", "removed", "packed")
+
+
 def _ledger(parts: Sequence[_Part]) -> dict[str, Row]:
-    """Return one ledger row for each source; if a name has two rows, that of a packed source."""
-    rows: dict[str, Row] = {}
-    for row in (row for part in parts for row in part.ledger):
-        before = rows.get(row["source_id"])
-        if before is None or (before["status"] == "rejected" and row["status"] != "rejected"):
-            rows[row["source_id"]] = row
-    return rows
+    """Return one ledger row for each source; of several rows, that of a packed source, or else of a removed one."""
+    rows = [row for part in reversed(parts) for row in part.ledger]
+    return {row["source_id"]: row for row in sorted(rows, key=lambda row: _STATES.index(row["status"]))}
 
 
 def _check_names(parts: Sequence[_Part]) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, groupby
 from pathlib import PurePosixPath
@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.annotations import KeptSignals, join_signals
@@ -37,7 +38,16 @@ from fastvid.runtime import faults
 from fastvid.runtime.values import sha256, things
 from fastvid.sharding.change.history import sweep
 from fastvid.sharding.job.job import dataset_id, run
-from fastvid.sharding.job.ledger import Part, Row, block, read_blocked, settle_rows, write_ledger
+from fastvid.sharding.job.ledger import (
+    Part,
+    Row,
+    block,
+    read_blocked,
+    sample_rows,
+    settle_rows,
+    source_hashes,
+    write_ledger,
+)
 from fastvid.sharding.job.lock import short_scratch
 from fastvid.sharding.job.members import annotate_members, dataset_record, hide_sources, is_current, with_record
 from fastvid.sharding.job.run import How, ShardWork
@@ -274,11 +284,7 @@ class Recipe:
     table: pa.Table
     ledger: Mapping[str, Row]  # its ledger rows by source, still with the names of the old shards
     made: Generation  # its first generation, still without shards
-
-    @property
-    def sources(self) -> Iterable[Storage]:
-        """The datasets from which shards are taken."""
-        return {piece.storage.url: piece.storage for pieces in self.shards for piece in pieces}.values()
+    sources: Sequence[Storage]  # the datasets it is made from, also those without a sample in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,12 +376,11 @@ def make_dataset(out: str, recipe: Recipe, command: str) -> Made:
             records.append(replace(pieces[0].shard, name=part.stem, **asdict(part.digest), signals=part.signals))
         # Sources that one of the old datasets blocks are blocked in the new one too.
         blocked = block(storage, {digest for source in recipe.sources for digest in read_blocked(source)})
-        stems = [record.name for record in records for _ in range(record.samples)]
-        rows, hidden = settle_rows(_ledger(recipe, stems), blocked)
+        made = replace(recipe.made, shards=tuple(records))
+        rows, hidden = settle_rows(_ledger(storage, recipe, made), blocked)
         ledger = write_ledger(storage, rows, work.identity)
         faults.reach("ledger")
-        made, table = replace(recipe.made, shards=tuple(records)), hide_sources(recipe.table, hidden)
-        commit_generation(storage, dataset_id(work.identity), made, table)
+        commit_generation(storage, dataset_id(work.identity), made, hide_sources(recipe.table, hidden))
         return ledger
 
     run(storage, How(command=command), lambda: _Repack(storage, recipe), commit)
@@ -394,22 +399,24 @@ def _take_over(storage: Storage, stem: str, piece: Piece) -> ShardRecord:
     return piece.shard
 
 
-def _ledger(recipe: Recipe, stems: Sequence[str]) -> list[Row]:
-    """Return the ledger rows with the names of the new shards, without packed sources that have no sample here."""
-    keys, names = recipe.table["key"].to_pylist(), recipe.table["source_id"].to_pylist()
-    frames, first = dict.fromkeys(names, 0), dict[str, tuple[str, str]]()
-    for key, name, stem, number in zip(keys, names, stems, recipe.table["num_frames"].to_pylist(), strict=True):
-        frames[name] += number
-        first.setdefault(name, (key, stem))
-    rows = []
-    for name, row in recipe.ledger.items():
-        if row["status"] != "packed":
-            rows.append({**row, "shard": None})
-        elif name in first:
-            part = frames[name] != row["num_frames"]
-            changed = {"num_frames": frames[name], "shard": first[name][1]}
-            rows.append({**row, **changed, **({"bytes_out": None} if part else {})})
-    return rows
+def _ledger(storage: Storage, recipe: Recipe, made: Generation) -> list[Row]:
+    """Return the ledger rows of the sources that have a sample here, and of those that were never packed or are gone.
+
+    Which bytes a source has, and that it is visible, its samples here say: the ledger may know a later state of it.
+    """
+    rows = {name: {**row, "shard": None} for name, row in recipe.ledger.items() if row["status"] != "packed"}
+    shown = set(recipe.table.filter(pc.invert(recipe.table["removed"]))["source_id"].to_pylist())
+    digests = dict(zip(recipe.table["source_id"].to_pylist(), source_hashes(storage, made).to_pylist(), strict=True))
+    for name, told in sample_rows(made, recipe.table).items():
+        row = recipe.ledger.get(name)
+        if row is None or row["status"] != "packed":
+            if name not in shown:
+                continue
+            row = told
+        part = {"bytes_out": None} if told["num_frames"] != row["num_frames"] else {}
+        found = {"num_frames": told["num_frames"], "shard": told["shard"]}
+        rows[name] = {**row, **found, "source_sha256": digests[name] or row["source_sha256"], **part}
+    return list(rows.values())
 
 
 def folder_name(url: str) -> str:

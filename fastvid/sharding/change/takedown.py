@@ -35,7 +35,7 @@ from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import Generation, read_annotations, read_generation, read_head
 from fastvid.format.reason import now
-from fastvid.format.schema import AUDIO, BLOCKED, GENERATIONS, LEDGER, REMOVALS, from_parquet, member_suffix
+from fastvid.format.schema import AUDIO, BLOCKED, GENERATIONS, LEDGER, REMOVALS, from_parquet, member_suffix, read_facts
 from fastvid.format.tar import TarMember, read_members, sample_groups
 from fastvid.runtime import faults
 from fastvid.runtime.arrays import BoolArray
@@ -45,7 +45,7 @@ from fastvid.runtime.values import as_type, sha256, things
 from fastvid.sharding.change.edit import hide_samples, rows_of
 from fastvid.sharding.change.repack import pieces_of
 from fastvid.sharding.job import ledger
-from fastvid.sharding.job.ledger import Row
+from fastvid.sharding.job.ledger import Row, source_hashes
 from fastvid.storage import LocalStorage, RemoteOptions, Storage, open_storage
 from fastvid.storage.urls import read_pieces
 
@@ -452,15 +452,6 @@ def _selected(
     return chosen, named
 
 
-def source_hashes(storage: Storage, generation: Generation) -> pa.ChunkedArray:
-    """Return the SHA-256 of each sample's source, hex, in the order of the annotations; null where it is unknown."""
-    columns = [pa.array([], pa.string())]
-    for shard in generation.shards:
-        facts = _facts(storage, shard.name, ["stream", "source_sha256"])
-        columns.append(facts.filter(pc.equal(facts["stream"], generation.streams[0]))["source_sha256"].combine_chunks())
-    return pa.chunked_array(columns, pa.string())
-
-
 def _pairs(names: pa.ChunkedArray, hashes: pa.ChunkedArray) -> Iterable[tuple[str, str | None]]:
     return zip(names.to_pylist(), hashes.to_pylist(), strict=True)
 
@@ -524,7 +515,7 @@ def _inventory(
     for shard in touched:
         if shard.is_in_place:
             continue  # a shard of videos in place contains no bytes of them
-        facts = _facts(storage, shard.name, ["key", "member_offset", "member_size"])
+        facts = read_facts(storage, shard.name, ["key", "member_offset", "member_size"])
         facts = facts.filter(pc.is_in(facts["key"], value_set=gone["key"].combine_chunks()))
         for key, offset, size in zip(*facts.to_pydict().values(), strict=True):
             data = memoryview(bytearray(size))
@@ -541,8 +532,3 @@ def _inventory(
     sources += [RemovedFile(None, stored[name], samples[name]) for name in sorted(target.unhashed)]
     shards = {shard.name: shard.sha256 for shard in touched}
     return {"sources": tuple(sources), "members": tuple(members), "shards": shards}
-
-
-def _facts(storage: Storage, shard: str, columns: Sequence[str]) -> pa.Table:
-    file = f"{shard}.parquet"
-    return from_parquet(storage.read(file), file=file, columns=columns)

@@ -13,10 +13,11 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fastvid.errors import ConflictError, FormatError, UsageError
 from fastvid.format.generations import Generation, ShardRecord, read_annotations
-from fastvid.format.schema import BLOCKED, LEDGER, LEDGER_PARTS, LEDGER_SCHEMA, from_parquet, to_parquet
+from fastvid.format.schema import BLOCKED, LEDGER, LEDGER_PARTS, LEDGER_SCHEMA, from_parquet, read_facts, to_parquet
 from fastvid.format.tar import TarDigest
 from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
@@ -154,7 +155,8 @@ def settle_rows(
             first.setdefault(content, row["source_id"])
     kept: dict[str, Row] = {}
     hidden: set[str] = set()
-    for row in sorted(rows, key=lambda row: row["source_id"]):
+    # Rows of takedowns come first: they say when and why, which rows of copies that are blocked here do not.
+    for row in sorted(rows, key=lambda row: (not is_nameless(row), row["source_id"])):
         if row["status"] == "packed" and row["source_sha256"] in blocked:
             hidden.add(row["source_id"])
             row = blocked_row(row["source_sha256"]) | {"seconds": row["seconds"]}
@@ -252,7 +254,14 @@ def ledger_rows(storage: Storage, generation: Generation) -> list[Row]:
     if storage.exists(LEDGER):
         known: list[Row] = read_ledger(storage)[0].to_pylist()
         return known
-    table = read_annotations(storage, generation)
+    return list(sample_rows(generation, read_annotations(storage, generation)).values())
+
+
+def sample_rows(generation: Generation, table: pa.Table) -> dict[str, Row]:
+    """Return what samples tell of their sources, by source: its first key and shard, and the frames of all.
+
+    `table`: the annotations of the generation.
+    """
     stems = [shard.name for shard in generation.shards for _ in range(shard.samples)]
     rows: dict[str, Row] = {}
     columns = (table[name].to_pylist() for name in ("source_id", "key", "num_frames"))
@@ -262,7 +271,16 @@ def ledger_rows(storage: Storage, generation: Generation) -> list[Row]:
         else:
             packed = {"source_id": source, "path": source, "status": "packed", "key": key, "shard": stem}
             rows[source] = dict.fromkeys(LEDGER_SCHEMA.names) | packed | {"num_frames": frames, "warnings": []}
-    return list(rows.values())
+    return rows
+
+
+def source_hashes(storage: Storage, generation: Generation) -> pa.ChunkedArray:
+    """Return the SHA-256 of each sample's source, hex, in the order of the annotations; null where it is unknown."""
+    columns = [pa.array([], pa.string())]
+    for shard in generation.shards:
+        facts = read_facts(storage, shard.name, ["stream", "source_sha256"])
+        columns.append(facts.filter(pc.equal(facts["stream"], generation.streams[0]))["source_sha256"].combine_chunks())
+    return pa.chunked_array(columns, pa.string())
 
 
 def keep_ledger(storage: Storage, generation: Generation) -> None:

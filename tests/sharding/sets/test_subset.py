@@ -10,11 +10,13 @@ import pytest
 from fastvid.cli.main import main
 from fastvid.errors import FastvidError, FormatError, UsageError
 from fastvid.format.dataset import Dataset
+from fastvid.format.generations import read_annotations, read_generation
 from fastvid.format.tar import read_members
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
 from fastvid.sharding.change.export import export_samples
 from fastvid.sharding.change.repack import compact_shards
-from fastvid.sharding.job.ledger import write_ledger
+from fastvid.sharding.change.takedown import SourceSelection, take_down
+from fastvid.sharding.job.ledger import block, write_ledger
 from fastvid.sharding.sets import Selection, make_subset, merge_datasets
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
@@ -120,6 +122,60 @@ def test_removed_samples_are_neither_in_a_subset_nor_merged(store, other, tmp_pa
     merge_datasets([store.url, other.url], tmp_path / "both")
     assert not {"f0/0", "g1"} & set(rows(tmp_path / "both"))
     assert all(b"g1.mp4" not in path.read_bytes() for path in (tmp_path / "both").glob("*.tar"))
+
+
+ONE, TWO = "1" * 64, "2" * 64
+
+
+def held(folder, clip, digest, **changes):
+    """A dataset whose only source is called x.avi and has bytes with a SHA-256."""
+    store = pack(folder, [[("x", clip, 0)]], meta={"source_sha256": digest})
+    row = row_of("x.avi", "x", "data-000000", len(digest)) | {"path": f"{folder.name}/x.avi", "source_sha256": digest}
+    write_ledger(store, [row | changes], {})
+    return store
+
+
+def removed(folder):
+    store = LocalStorage(folder)
+    return read_annotations(store, read_generation(store)[1])["removed"].to_pylist()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("status", ["packed", "removed", "rejected"])
+def test_a_name_in_two_datasets_means_the_source_whose_sample_is_merged(clips, tmp_path, status, turned):
+    gone, here = held(tmp_path / "a", clips[0], ONE, status=status), held(tmp_path / "b", clips[1], TWO)
+    remove_samples(gone, ["x"])
+    urls = [store.url for store in ((here, gone) if turned else (gone, here))]
+    for blocked, name in (([], "x.avi"), ([ONE], "x.avi"), ([TWO], f"removed:{TWO[:16]}")):
+        block(gone, blocked)
+        merge_datasets(urls, tmp_path / str(blocked))
+        (row,) = pq.read_table(tmp_path / str(blocked) / "ledger.parquet").to_pylist()
+        assert (row["source_id"], row["source_sha256"]) == (name, TWO)
+        assert row["path"] == ("b/x.avi" if name == "x.avi" else "")
+        assert removed(tmp_path / str(blocked)) == [name != "x.avi"]
+
+
+def test_of_an_old_generation_only_what_was_taken_down_since_is_hidden(other, clips, tmp_path):
+    store = held(tmp_path / "a", clips[0], ONE)
+    remove_samples(store, ["x"])
+    before = store.read("ledger.parquet")
+    done = take_down(store, SourceSelection(sources=["x.avi"]), reason="ticket 1")
+    make_subset(store.url, tmp_path / "old", Selection(keys=["x"]), generation=1)
+    merge_datasets([store.url, other.url], tmp_path / "both", prefixes=["a", "b"])
+    for made in ("old", "both"):
+        (row,) = [row for row in pq.read_table(tmp_path / made / "ledger.parquet").to_pylist() if row["source_sha256"]]
+        assert (row["source_id"], row["message"]) == (f"removed:{ONE[:16]}", done.receipt.message)
+    assert removed(tmp_path / "old") == [True]
+    # A source that the ledger no longer names, or whose file was rejected later, is the sample's own.
+    store.delete("blocked.json")
+    for number, changes in enumerate(([], [{"status": "rejected", "source_sha256": TWO}])):
+        store.write("ledger.parquet", before)
+        (row,) = pq.read_table(store.root / "ledger.parquet").to_pylist()
+        write_ledger(store, [row | one for one in changes], {})
+        make_subset(store.url, tmp_path / f"{number}", Selection(keys=["x"]), generation=1)
+        (row,) = pq.read_table(tmp_path / f"{number}" / "ledger.parquet").to_pylist()
+        assert (row["source_id"], row["status"], row["source_sha256"]) == ("x.avi", "packed", ONE)
+        assert removed(tmp_path / f"{number}") == [False]
 
 
 @pytest.mark.parametrize(
