@@ -49,17 +49,21 @@ from fastvid.storage import Storage, open_storage
 from fastvid.storage.urls import sha256_of
 
 
-def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> pa.Table:
-    """Add the shards of a finished job to a dataset; return the ledger rows of the job's sources."""
+def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part], gone: Collection[str] = ()) -> pa.Table:
+    """Add the shards of a finished job to a dataset; return the ledger rows of the job's sources.
+
+    `gone`: names of sources whose samples will be removed.
+    """
     _, generation = read_generation(storage)
     samples = [sample for part in parts for sample in part.samples]
     new = [row for part in parts for row in part.rows]
-    known = {row["source_id"] for row in new}
-    before = [row for row in ledger.read_ledger(storage)[0].to_pylist() if row["source_id"] not in known]
     table = read_annotations(storage, generation)
     present, shown = set(table["key"].to_pylist()), table.filter(pc.invert(table["removed"]))
     # Hide samples of an earlier version of a file, also if the new version was rejected.
     ids, own = {encode_name(source.id) for source in work.found.sources}, {sample.key for sample in samples}
+    # New sources are copies only of those that stay visible.
+    stay = set(shown["source_id"].to_pylist()).difference(gone, ids)
+    before = [row for row in ledger.read_ledger(storage)[0].to_pylist() if row["source_id"] in stay]
     keys = zip(shown["source_id"].to_pylist(), shown["key"].to_pylist(), strict=True)
     if any(key not in present for key in own) or any(name in ids and key not in own for name, key in keys):
         records = ledger.shard_records(parts, work.profile)
@@ -79,7 +83,7 @@ def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> pa.
             return replace(old, shards=shards, classes=classes, note=note, extras=extras), table
 
         change(storage, edit)
-    return _extend_ledger(storage, work, parts)
+    return _extend_ledger(storage, work, parts, stay)
 
 
 def _extras(old: Generation, records: Sequence[ShardRecord], found: SourceList) -> Mapping[str, Any]:
@@ -115,8 +119,11 @@ def _as_text(table: pa.Table, name: str) -> pa.Table:
     return table.set_column(table.column_names.index(name), name, pa.array(values, pa.string()))
 
 
-def _extend_ledger(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> pa.Table:
-    """Write the ledger, extended by the rows of the job's sources, and return these rows."""
+def _extend_ledger(storage: Storage, work: ShardWork, parts: Sequence[Part], stay: Collection[str]) -> pa.Table:
+    """Write the ledger, extended by the rows of the job's sources, and return these rows.
+
+    `stay`: names of the sources of which new ones may be copies.
+    """
     made = [row for part in parts for row in part.rows]
     made += [ledger.problem_row(source, *source.problem) for source in work.found.sources if source.problem is not None]
     known, blocked = {row["source_id"] for row in made}, ledger.read_blocked(storage)
@@ -125,7 +132,8 @@ def _extend_ledger(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> 
     def edit(before: list[Row]) -> list[Row]:
         nonlocal rows
         others = [row for row in before if row["source_id"] not in known]
-        rows, _ = ledger.settle_rows(made, blocked, before=others, drop_duplicates=work.drop_duplicates)
+        originals = [row for row in before if row["source_id"] in stay]
+        rows, _ = ledger.settle_rows(made, blocked, before=originals, drop_duplicates=work.drop_duplicates)
         # The row of a takedown says when and why, so a refused copy does not replace it.
         gone = {row["source_id"] for row in before if ledger.is_nameless(row)}
         others += [row for row in before if row["source_id"] in known & gone]
@@ -257,7 +265,7 @@ def add_sources(
 
     def commit(work: ShardWork, parts: Sequence[Part], _command: str) -> pa.Table:
         inherit_blocks(storage, sources)
-        rows = merge_parts(storage, work, parts)
+        rows = merge_parts(storage, work, parts, gone)
         staging.begin({**work.identity, _MERGED: True}, replace=True)
         return rows
 

@@ -212,6 +212,23 @@ def test_videos_that_left_their_folder_go_unless_they_are_most(place, capsys):
     assert ids(store) == ["c.mp4", "jump/a.mp4"], "a video that came back is added again"
 
 
+def test_only_what_stays_visible_has_copies_to_drop(tmp_path):
+    videos, store = tmp_path / "videos", LocalStorage(tmp_path / "data")
+    for number, name in enumerate("aho"):
+        make(videos / f"{name}.mp4", frames=9 + number)
+    run_job(str(videos), store.url, workers=1)
+    remove_samples(store, ["h"])
+    (videos / "a.mp4").rename(videos / "moved.mp4")
+    for name in "ho":
+        shutil.copy(videos / f"{name}.mp4", videos / f"{name}2.mp4")
+    words = ["add", store.url, str(videos), "--workers", "1", "--drop-duplicates", "--sync"]
+    for _ in range(2):
+        assert main(words) == 0
+        assert ids(store) == ["h2.mp4", "moved.mp4", "o.mp4"]
+    rows = {row["source_id"]: row["status"] for row in read_ledger(store)[0].to_pylist()}
+    assert rows == dict.fromkeys(("h.mp4", "h2.mp4", "moved.mp4", "o.mp4"), "packed") | {"o2.mp4": "removed"}
+
+
 def test_a_changed_file_that_is_broken_takes_its_samples_along(place, capsys):
     store, video = LocalStorage(place / "data"), place / "videos/jump/a.mp4"
     table = read_ledger(store)[0].to_pylist()
