@@ -227,15 +227,18 @@ def add_sources(
             ledger.keep_ledger(storage, generation)
         before = {row["source_id"]: row for row in ledger.ledger_rows(storage, generation)}
         table = read_annotations(storage, generation)
-        shown = set(table.filter(pc.invert(table["removed"]))["source_id"].to_pylist())
+        visible = pc.invert(table["removed"])
+        listed = pa.array([shard.is_in_place for shard in generation.shards for _ in range(shard.samples)], pa.bool_())
+        which = (visible, pc.and_(visible, listed))
+        shown, in_place = (set(table.filter(rows)["source_id"].to_pylist()) for rows in which)
         gone.extend(_left(before, every, shown, given["sources"]) if sync else ())
         if sync and not remove_most:
             _check_share(gone, shown)
-        others, touched = _changed(before, every, shown, is_encoded=settings.proof is None)
+        others, touched = _changed(before, every, shown, in_place)
         changed.extend(others)
         if touched and not dry_run:
             ledger.edit_ledger(storage, lambda rows: [row | touched.get(row["source_id"], {}) for row in rows])
-        again = set[str]() if settings.proof is not None else set(changed)
+        again = set(changed) - in_place
         if retry_rejected:
             again.update(name for name, row in before.items() if row["reason"] is not None)
         found = _new_sources(storage, generation, every, before, again)
@@ -317,12 +320,12 @@ def _remove_left(storage: Storage, names: Sequence[str]) -> None:
 
 
 def _changed(
-    known: Mapping[str, Row], every: SourceList, shown: Collection[str], *, is_encoded: bool
+    known: Mapping[str, Row], every: SourceList, shown: Collection[str], in_place: Collection[str]
 ) -> tuple[list[str], dict[str, Row]]:
     """Return the names of sources whose file changed, and corrected ledger rows of files that only seemed to change.
 
     Sources whose samples were all removed are skipped. A local file of the same size with another modification time is
-    hashed, except in datasets in place; if its bytes are the same, its ledger row gets the new time.
+    hashed, unless it is one of `in_place`; if its bytes are the same, its ledger row gets the new time.
     """
     names, touched, digests = list[str](), dict[str, Row](), dict[str, str]()
     for source in every.sources:
@@ -335,7 +338,7 @@ def _changed(
         if not is_there or not is_same_file or source.is_version(row["bytes_in"], row["source_tag"]):
             continue
         names.append(name)
-        has_hash = is_encoded and source.etag is None and row["source_sha256"] is not None
+        has_hash = name not in in_place and source.etag is None and row["source_sha256"] is not None
         if has_hash and source.is_version(row["bytes_in"], None):
             if not digests:
                 _LOG.info("hashing files that have the same size but another time of change than before")

@@ -15,8 +15,10 @@ from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.history import collect_garbage
 from fastvid.sharding.change.repack import compact_shards
+from fastvid.sharding.in_place import index_videos
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.ledger import read_ledger, write_ledger
+from fastvid.sharding.sets import merge_datasets
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
 from tests import forks
@@ -227,6 +229,21 @@ def test_only_what_stays_visible_has_copies_to_drop(tmp_path):
         assert ids(store) == ["h2.mp4", "moved.mp4", "o.mp4"]
     rows = {row["source_id"]: row["status"] for row in read_ledger(store)[0].to_pylist()}
     assert rows == dict.fromkeys(("h.mp4", "h2.mp4", "moved.mp4", "o.mp4"), "packed") | {"o2.mp4": "removed"}
+
+
+@pytest.mark.parametrize("order", [("one", "two"), ("two", "one")], ids=["in-place-last", "encoded-last"])
+def test_a_changed_file_is_added_again_unless_it_is_in_place(tmp_path, order):
+    encoded, listed = (make(tmp_path / f"{name}/{name}.mp4", frames=9) for name in ("encoded", "listed"))
+    run_job(str(encoded.parent), tmp_path / "one", workers=1)
+    index_videos(str(listed.parent), str(tmp_path / "two"), workers=1)
+    merge_datasets([tmp_path / name for name in order], tmp_path / "both")
+    for video, packed in ((encoded, 1), (listed, 0)):
+        make(video, frames=10)
+        done = add_sources(str(tmp_path / "both"), str(video.parent), workers=1)
+        assert (done.changed, done.report.packed) == ([video.name], packed)
+    now = Dataset(str(tmp_path / "both"))
+    frames = dict(zip(now.column("source_id").to_pylist(), now.column("num_frames").to_pylist(), strict=True))
+    assert frames == {"encoded.mp4": 10, "listed.mp4": 9}
 
 
 def test_a_changed_file_that_is_broken_takes_its_samples_along(place, capsys):
