@@ -339,7 +339,7 @@ def transcode_dataset(
         [dataset],
         out,
         audio=audio or ("copy" if "audio" in generation.extras else "drop"),
-        samples_per_shard=samples_per_shard or max(shard.samples for shard in generation.shards),
+        samples_per_shard=samples_per_shard or max((shard.samples for shard in generation.shards), default=1),
         max_seconds=UNDIVIDED,
         command="transcode",
         **options,

@@ -6,6 +6,7 @@ from fastvid.cli.main import main
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
+from fastvid.sharding.change.repack import compact_shards
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job, transcode_dataset
 from fastvid.sharding.job.ledger import block, read_blocked
@@ -94,6 +95,15 @@ def test_removed_samples_stay_out_and_classes_without_samples_stay(old, tmp_path
     check({key: row for key, row in rows(old).items() if key != gone}, tmp_path / "new")
     assert Dataset(str(tmp_path / "new")).classes == Dataset(str(old)).classes
     assert set(sounds(tmp_path / "new").values()) == {None}
+
+
+def test_a_dataset_without_shards_says_that_it_has_no_sample(old, tmp_path):
+    store = LocalStorage(copied(old, tmp_path / "d"))
+    remove_samples(store, list(rows(old)))
+    compact_shards(store)
+    with pytest.raises(UsageError, match=r"no sample matches \[file=.*/d\]"):
+        transcode_dataset(store.url, tmp_path / "new", profile=TINY, workers=1)
+    assert not (tmp_path / "new").exists()
 
 
 def test_dataset_in_an_object_store_is_encoded_into_another(s3, old, tmp_path):
