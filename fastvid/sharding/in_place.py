@@ -32,7 +32,7 @@ from fastvid.runtime.values import things
 from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.job.frozen import starting
 from fastvid.sharding.job.job import JobReport, index_settings, run
-from fastvid.sharding.job.ledger import PackedSample, Part, Row
+from fastvid.sharding.job.ledger import PackedSample, Part, Row, follow_shards
 from fastvid.sharding.job.members import with_column
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, list_identity
 from fastvid.sharding.job.run import How, Job, ShardWork, SourceWork, View
@@ -167,7 +167,9 @@ def reindex(
         note = f"index {things(len(made), 'shard')} of videos in place again"
         return replace(current, shards=records, extras=extras, note=note), _with_facts(table, samples)
 
-    return Reindexed(change(storage, edit).number, {old: new.name for old, new in made.items()}, count)
+    number = change(storage, edit).number
+    follow_shards(storage)
+    return Reindexed(number, {old: new.name for old, new in made.items()}, count)
 
 
 def _check_writable(storage: Storage) -> None:

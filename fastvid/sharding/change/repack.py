@@ -37,17 +37,9 @@ from fastvid.format.writing import ListedSample, listed_samples, write_in_place,
 from fastvid.runtime import faults
 from fastvid.runtime.values import sha256, things
 from fastvid.sharding.change.history import sweep
+from fastvid.sharding.job import ledger
 from fastvid.sharding.job.job import dataset_id, run
-from fastvid.sharding.job.ledger import (
-    Part,
-    Row,
-    block,
-    read_blocked,
-    sample_rows,
-    settle_rows,
-    source_hashes,
-    write_ledger,
-)
+from fastvid.sharding.job.ledger import Part, Row
 from fastvid.sharding.job.lock import short_scratch
 from fastvid.sharding.job.members import annotate_members, dataset_record, hide_sources, is_current, with_record
 from fastvid.sharding.job.run import How, ShardWork
@@ -223,6 +215,7 @@ def compact_shards(storage: Storage, *, annotations: bool = False) -> Compacted:
     _check_ours(pieces)
     todo = {piece.number for piece in pieces if not piece.is_whole or (annotations and _is_outdated(piece, table))}
     if not todo:
+        ledger.follow_shards(storage)  # in case that the last run was killed before it did
         return Compacted(generation.number, {}, 0, 0)
     shards: list[ShardRecord] = []
     rewritten: dict[str, str | None] = {}
@@ -248,6 +241,7 @@ def compact_shards(storage: Storage, *, annotations: bool = False) -> Compacted:
         faults.reach("compact")
     made = replace(made, shards=tuple(shards))
     committed = commit_generation(storage, head.dataset_id, made, table.filter(pa.array(~removed)), head=head)
+    ledger.follow_shards(storage)
     saved = sum(shard.bytes for shard in generation.shards) - sum(shard.bytes for shard in shards)
     return Compacted(committed.number, rewritten, int(removed.sum()), saved)
 
@@ -375,13 +369,13 @@ def make_dataset(out: str, recipe: Recipe, command: str) -> Made:
             assert part.digest is not None  # repacked shards are never empty
             records.append(replace(pieces[0].shard, name=part.stem, **asdict(part.digest), signals=part.signals))
         # Sources that one of the old datasets blocks are blocked in the new one too.
-        blocked = block(storage, {digest for source in recipe.sources for digest in read_blocked(source)})
+        blocked = ledger.block(storage, {digest for source in recipe.sources for digest in ledger.read_blocked(source)})
         made = replace(recipe.made, shards=tuple(records))
-        rows, hidden = settle_rows(_ledger(storage, recipe, made), blocked)
-        ledger = write_ledger(storage, rows, work.identity)
+        rows, hidden = ledger.settle_rows(_ledger(storage, recipe, made), blocked)
+        table = ledger.write_ledger(storage, rows, work.identity)
         faults.reach("ledger")
         commit_generation(storage, dataset_id(work.identity), made, hide_sources(recipe.table, hidden))
-        return ledger
+        return table
 
     run(storage, How(command=command), lambda: _Repack(storage, recipe), commit)
     return Made(storage.url, next(history(storage, read_head(storage))), sum(map(_is_taken_over, recipe.shards)))
@@ -405,17 +399,15 @@ def _ledger(storage: Storage, recipe: Recipe, made: Generation) -> list[Row]:
     Which bytes a source has, and that it is visible, its samples here say: the ledger may know a later state of it.
     """
     rows = {name: {**row, "shard": None} for name, row in recipe.ledger.items() if row["status"] != "packed"}
-    shown = set(recipe.table.filter(pc.invert(recipe.table["removed"]))["source_id"].to_pylist())
-    digests = dict(zip(recipe.table["source_id"].to_pylist(), source_hashes(storage, made).to_pylist(), strict=True))
-    for name, told in sample_rows(made, recipe.table).items():
-        row = recipe.ledger.get(name)
-        if row is None or row["status"] != "packed":
-            if name not in shown:
-                continue
-            row = told
-        part = {"bytes_out": None} if told["num_frames"] != row["num_frames"] else {}
-        found = {"num_frames": told["num_frames"], "shard": told["shard"]}
-        rows[name] = {**row, **found, "source_sha256": digests[name] or row["source_sha256"], **part}
+    packed, names = recipe.ledger.keys() - rows.keys(), recipe.table["source_id"]
+    shown = set(names.filter(pc.invert(recipe.table["removed"])).to_pylist())
+    digests = dict(zip(names.to_pylist(), ledger.source_hashes(storage, made).to_pylist(), strict=True))
+    for name, told in ledger.sample_rows(made, recipe.table).items():
+        if name in packed or name in shown:
+            row = recipe.ledger[name] if name in packed else told
+            part = {"bytes_out": None} if told["num_frames"] != row["num_frames"] else {}
+            found = {"num_frames": told["num_frames"], "shard": told["shard"]}
+            rows[name] = {**row, **found, "source_sha256": digests[name] or row["source_sha256"], **part}
     return list(rows.values())
 
 

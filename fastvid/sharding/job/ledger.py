@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastvid.errors import ConflictError, FormatError, UsageError
-from fastvid.format.generations import Generation, ShardRecord, read_annotations
+from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
 from fastvid.format.schema import BLOCKED, LEDGER, LEDGER_PARTS, LEDGER_SCHEMA, from_parquet, read_facts, to_parquet
 from fastvid.format.tar import TarDigest
 from fastvid.media.reasons import Reason
@@ -236,6 +236,23 @@ def edit_ledger(storage: Storage, edit: Callable[[list[Row]], list[Row] | None])
         if storage.swap(LEDGER, to_parquet(rows_table(rows, extra)), content):
             return
     raise ConflictError("the ledger kept being changed by others", file=storage.url, hint="run the command again")
+
+
+def follow_shards(storage: Storage) -> None:
+    """Write where samples are now into ledger rows that name a shard of an earlier generation; null if nowhere."""
+
+    def edit(rows: list[Row]) -> list[Row] | None:
+        # Read the generation after the rows: an addition writes them after its generation.
+        _, generation = read_generation(storage)
+        names = {None, *(shard.name for shard in generation.shards)}
+        now = sample_rows(generation, read_annotations(storage, generation))
+        moved = [row for row in rows if row["shard"] not in names]
+        for row in moved:
+            row["shard"] = now[row["source_id"]]["shard"] if row["source_id"] in now else None
+        return rows if moved else None
+
+    if storage.exists(LEDGER):
+        edit_ledger(storage, edit)
 
 
 def rows_table(rows: Iterable[Row], extra: Mapping[str, Any] | None = None) -> pa.Table:

@@ -21,6 +21,7 @@ from fastvid.runtime.processes import namespace
 from fastvid.sharding.change.edit import match_annotations, read_labels, relabel_samples, remove_samples
 from fastvid.sharding.change.history import collect_garbage, find_garbage, list_generations
 from fastvid.sharding.change.repack import compact_shards
+from fastvid.sharding.job import ledger
 from fastvid.sharding.sources.tables import AnnotationRow, Annotations
 from fastvid.storage import LocalStorage
 from tests import forks
@@ -171,6 +172,21 @@ class TestCompact:
         meta = json.loads(found["c/0.json"])
         assert (found["c/0.cls"], meta["class"], meta["annotations"]) == (b"1", "right", {"note": "new"})
         assert "caption" not in meta
+
+    def test_the_ledger_says_where_samples_are_now(self, store, monkeypatch):
+        ledger.keep_ledger(store, read_generation(store)[1])
+        remove_samples(store, ["c/1", "c/6", "c/7", "c/8"])
+        monkeypatch.setattr(ledger, "follow_shards", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            compact_shards(store)
+        monkeypatch.undo()
+        compact_shards(store)
+        remove_samples(store, ["c/3"])
+        compact_shards(store)
+        found = {row["key"]: row["shard"] for row in ledger.read_ledger(store)[0].to_pylist()}
+        assert found == {f"c/{n}": None for n in (1, 3, 6, 7, 8)} | {
+            "c/0": "data-000000-2", "c/2": "data-000000-2", "c/4": "data-000001-4", "c/5": "data-000001-4",
+        }  # fmt: skip
 
 
 class TestGarbage:

@@ -22,6 +22,7 @@ from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.history import collect_garbage
 from fastvid.sharding.change.repack import compact_shards
 from fastvid.sharding.in_place import index_videos, reindex
+from fastvid.sharding.job.ledger import read_ledger
 from fastvid.sharding.verify.verify import repair_sidecars, verify_dataset
 from fastvid.storage import LocalStorage, open_storage
 from tests import makers
@@ -119,6 +120,8 @@ def test_changed_files_are_indexed_again_and_keep_their_labels(mine, videos):
     assert tools.wrong_frames(dataset, sample, path) == []
     assert dict(zip(dataset.keys.to_pylist(), dataset.labels.tolist(), strict=True)) == labels
     assert verify_dataset(str(out), workers=1).problems == []
+    shards = {row["shard"] for row in read_ledger(LocalStorage(out))[0].to_pylist()}
+    assert shards == {shard.name for shard in dataset.generation.shards}
     assert reindex(str(out)).shards == {}
     path.write_bytes(b"no video")
     with pytest.raises(FormatError, match="can no longer be indexed"):
