@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
@@ -16,6 +17,7 @@ from fastvid.sharding.job.ledger import (
     Part,
     block,
     edit_ledger,
+    follow_shards,
     is_nameless,
     ledger_row,
     ledger_rows,
@@ -172,6 +174,7 @@ def test_a_source_that_was_blocked_or_taken_down_loses_its_name_and_keeps_its_ha
     assert removed_row(None, "taken down")["source_id"].endswith("-0")
     assert all(map(is_nameless, [row, *gone]))
     assert "secret" not in str([row, *gone])
+    assert settle_rows([row_of("a.avi", digest), gone[0]], {digest}) == ([gone[0]], {"a.avi"})
     assert not is_nameless(row_of("a.avi", digest))
     assert len(rows_table([row, *gone])) == 4
 
@@ -190,6 +193,23 @@ def test_a_dataset_without_a_ledger_has_the_rows_that_its_annotations_tell(store
     assert {row["status"] for row in told} == {"packed"}
     write_ledger(store, [row_of("c.avi", None)], {})
     assert ledger_rows(store, made) == [row_of("c.avi", None)]
+
+
+def test_rows_name_the_shards_where_samples_are_and_are_left_alone_otherwise(store):
+    rows = [{"key": name, "source_id": name, "num_frames": 1, "removed": False} for name in "ab"]
+    shards = (ShardRecord("data-000000-2", 10_240, "ab" * 32, 1), ShardRecord("data-000001", 10_240, "cd" * 32, 1))
+    commit_generation(store, "made", Generation(1, shards), annotation_table(rows))
+    follow_shards(store)
+    assert not store.exists(LEDGER)
+    known = {"a": "data-000000", "b": "data-000001", "gone": "data-000000", "hidden": "data-000001", "bad": None}
+    write_ledger(store, [row_of(name, None) | {"shard": shard} for name, shard in known.items()], {})
+    follow_shards(store)
+    content = store.read(LEDGER)
+    found = {row["source_id"]: row["shard"] for row in read_ledger(store)[0].to_pylist()}
+    assert found == known | {"a": "data-000000-2", "gone": None}
+    with patch.object(type(store), "swap", side_effect=AssertionError):
+        follow_shards(store)
+    assert store.read(LEDGER) == content
 
 
 def test_what_is_blocked_stays_blocked_and_a_damaged_list_is_an_error(store, monkeypatch):
