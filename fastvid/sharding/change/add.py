@@ -44,7 +44,8 @@ from fastvid.sharding.job.members import annotations_of, hide_sources
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, differences
 from fastvid.sharding.job.run import How, ShardWork, SourceWork
 from fastvid.sharding.sources.sources import MAX_SOURCE_KEY_BYTES, Source, SourceList, assign_keys, public_path
-from fastvid.sharding.sources.tars import gather_sources
+from fastvid.sharding.sources.tables import LABELS
+from fastvid.sharding.sources.tars import gather_sources, is_dataset
 from fastvid.storage import Storage, open_storage
 from fastvid.storage.urls import sha256_of
 
@@ -96,13 +97,24 @@ def _extras(old: Generation, records: Sequence[ShardRecord], found: SourceList) 
 
 
 def number_labels(old: Generation, found: SourceList) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Return the class names of a generation and of new sources, and the class index of each label of the sources."""
-    keys = {name: source.key for source in reversed(found.sources) for name in source.class_names}
-    ordered = found.classes
-    # If all labels are numbers, they are indices into the dataset's classes, not names of new ones.
-    classes = ClassNames(old.classes, ordered, grow=not all(name.isdecimal() for name in ordered))
-    labels = {name: label for name in ordered if (label := classes.index(name, keys.get(name, ""))) is not None}
-    return tuple(classes.names), labels
+    """Return the class names of a generation and of new sources, and the class index of each name."""
+    known = set(old.classes)
+    classes = (*old.classes, *(name for name in found.classes if name not in known))
+    return classes, {name: number for number, name in reversed(list(enumerate(classes)))}
+
+
+def _named(found: SourceList, classes: Sequence[str]) -> SourceList:
+    """Return sources whose labels are names of classes instead of their numbers, unless the classes are numbers too."""
+    if not all(map(str.isdecimal, found.classes)) or all(map(str.isdecimal, classes)):
+        return found
+    known = ClassNames(classes, (), grow=False, more="name all classes with --classes")
+
+    def named(source: Source) -> Source:
+        names = [known.name(name, source.key) for name in source.class_names]
+        label = None if source.label is None else names.pop(0)
+        return replace(source, label=label, columns={**source.columns, **({LABELS: names} if names else {})})
+
+    return replace(found, sources=tuple(map(named, found.sources)), classes=tuple(classes))
 
 
 def _joined(old: pa.Table, new: pa.Table) -> pa.Table:
@@ -221,6 +233,9 @@ def add_sources(
     def look(generation: Generation, settings: Settings) -> SourceList:
         nonlocal known
         every = gather_sources(sources, annotations, **looking, rate=settings.profile.fps)
+        has_rows = annotations or any(source.member for source in every.sources)
+        if has_rows and not class_names and not any(map(is_dataset, given["sources"])):
+            every = _named(every, generation.classes)
         if prefix is not None:
             every = replace(every, sources=assign_keys([source.below(prefix) for source in every.sources]))
         if not dry_run:
@@ -422,7 +437,7 @@ def _new_sources(
                 hint="use --prefix NAME to prepend a name to those of all new sources",
             )
     used = {name for source in new for name in source.class_names}
-    classes = tuple(name for name in every.classes if name in used)
+    classes = tuple(name for name in every.classes if name in used or not generation.classes)
     return SourceList(_free_keys(storage, generation, new, known), classes, every.ignored)
 
 

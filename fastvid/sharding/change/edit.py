@@ -160,12 +160,16 @@ def rows_of(table: pa.Table, keys: pa.Array, storage: Storage) -> list[int]:
 class ClassNames:
     """Class names, and the conversion of label texts to indices."""
 
-    def __init__(self, names: Sequence[str], labels: Sequence[Any], *, grow: bool) -> None:
-        self.names = list(names)
+    def __init__(
+        self, names: Sequence[str], labels: Sequence[Any], *, grow: bool, more: str = "add it with --new-classes"
+    ) -> None:
+        self.names, self._more = list(names), more
         self._known = {name: index for index, name in reversed(list(enumerate(names)))}
         # In a dataset without class names, labels are indices if all of them are numbers, else names.
         self._plain = not names and all(label is None or str(label).isdecimal() for label in labels)
         self._grow = grow or not names
+        # If a class is called "10", it is not certain what "1" means.
+        self._counted = self._plain or not (self._grow or any(map(str.isdecimal, names)))
 
     def index(self, value: Any, key: str) -> int | None:
         """Return the index of a class given by name or index; None for None."""
@@ -175,14 +179,14 @@ class ClassNames:
         known = self._known.get(text)
         if known is not None:
             return known
-        if text.isdecimal() and (self._plain or int(text) < len(self.names)) and (self._plain or not self._grow):
+        if text.isdecimal() and self._counted and (self._plain or int(text) < len(self.names)):
             return int(text)
         if not self._grow:
             shown = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
             raise UsageError(
                 f"unknown class {text!r}",
                 key=key,
-                hint=f"use one of {shown}, or add it with --new-classes; nothing was changed",
+                hint=f"use one of {shown}, or {self._more}; nothing was changed",
             )
         self._known[text] = len(self.names)
         self.names.append(text)

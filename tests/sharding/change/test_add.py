@@ -279,6 +279,37 @@ def test_number_labels_are_class_indices(place):
     assert (now.classes, now.labels[now.find("c")]) == (("jump", "run"), 1)
 
 
+@pytest.mark.parametrize(
+    ("classes", "new", "rows", "expected"),
+    [
+        (("0", "1", "10"), "2", None, "2"),
+        (("0", "1", "10"), "10", None, "10"),
+        (("0", "1", "10"), "x", "c.mp4 2", "2"),
+        (("jump", "run"), "1", None, "1"),
+        (("jump", "run"), "x", "c.mp4 1", "run"),
+        (("jump", "run"), "x", "c.mp4 0 1", ["jump", "run"]),
+        (("jump", "10"), "x", "c.mp4 1", None),
+        ((), "7", None, "7"),
+    ],
+)
+def test_a_number_is_a_class_name_unless_annotations_count_the_classes(classes, new, rows, expected, tmp_path):
+    for name in classes or ["."]:
+        make(tmp_path / "old" / name / f"of-{name[-1:]}.mp4", frames=9)
+    run_job(str(tmp_path / "old"), str(tmp_path / "data"), workers=1)
+    make(tmp_path / "new" / new / "c.mp4", frames=9)
+    (tmp_path / "list.txt").write_text(rows or "")
+    found = f"list:{tmp_path / 'list.txt'}" if rows else None
+    if expected is None:
+        with pytest.raises(UsageError, match="unknown class '1'") as caught:
+            add_sources(str(tmp_path / "data"), str(tmp_path / "new"), annotations=found, workers=1)
+        assert "--classes" in caught.value.hint
+        return
+    add_sources(str(tmp_path / "data"), str(tmp_path / "new"), annotations=found, workers=1)
+    now = Dataset(str(tmp_path / "data"))
+    sample = now.annotations.to_pylist()[-1]
+    assert (sample.get("labels") or now.classes[sample["label"]]) == expected
+
+
 def test_another_build_of_ffmpeg_is_refused_until_it_is_allowed(place, tmp_path):
     store = LocalStorage(place / "data")
     make(place / "videos/jump/c.mp4", frames=11)
