@@ -49,6 +49,8 @@ from fastvid.sharding.sources.tars import gather_sources, is_dataset
 from fastvid.storage import Storage, open_storage
 from fastvid.storage.urls import sha256_of
 
+_LOG = logging.getLogger(__name__)
+
 
 def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part], gone: Collection[str] = ()) -> pa.Table:
     """Add the shards of a finished job to a dataset; return the ledger rows of the job's sources.
@@ -118,12 +120,15 @@ def _named(found: SourceList, classes: Sequence[str]) -> SourceList:
 
 
 def _joined(old: pa.Table, new: pa.Table) -> pa.Table:
-    """Concatenate the tables with the columns of both; a column whose types differ becomes text."""
-    for name in set(old.column_names) & set(new.column_names):
-        kinds = old.schema.field(name).type, new.schema.field(name).type
-        if kinds[0] != kinds[1] and not any(pa.types.is_null(kind) for kind in kinds):
+    """Concatenate the tables with the columns of both, as `fastvid merge` does; what no type can hold becomes text."""
+    for name in [name for name in old.column_names if name in new.column_names]:
+        try:
+            pa.concat_tables([old.select([name]), new.select([name])], promote_options="permissive")
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            kinds = old.schema.field(name).type, new.schema.field(name).type
+            _LOG.warning("column %r becomes text: it had values of type %s, and the new ones are %s", name, *kinds)
             old, new = _as_text(old, name), _as_text(new, name)
-    return pa.concat_tables([old, new], promote_options="default").combine_chunks()
+    return pa.concat_tables([old, new], promote_options="permissive").combine_chunks()
 
 
 def _as_text(table: pa.Table, name: str) -> pa.Table:
@@ -156,7 +161,6 @@ def _extend_ledger(storage: Storage, work: ShardWork, parts: Sequence[Part], sta
     return ledger.rows_table(rows)
 
 
-_LOG = logging.getLogger(__name__)
 _FOLDER: Final = f"{schema.LEDGER_PARTS}/add"
 _FIRST: Final = "first_shard"  # field of the job's record: number of its first shard among those of the dataset
 _MERGED: Final = "merged"  # field of the job's record that says that the dataset has all its shards and rows

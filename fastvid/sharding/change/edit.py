@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -199,10 +200,16 @@ class ClassNames:
 
 
 def _column(name: str, values: list[Any], kind: pa.DataType | None) -> pa.Array:
+    """Return the values of a column; its type becomes wider if they would lose digits in it."""
+    if kind is None and all(value is None for value in values):
+        kind = pa.string()
+    with suppress(pa.ArrowInvalid, pa.ArrowTypeError):
+        made = pa.array(values, kind)
+        if made.to_pylist() == values:
+            return made
     try:
-        if kind is None and all(value is None for value in values):
-            kind = pa.string()
-        return pa.array(values, kind)
+        both = [pa.table({name: part}) for part in (pa.array([], kind), pa.array(values))]
+        return pa.concat_tables(both, promote_options="permissive")[name].combine_chunks()
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise UsageError(
             f"values of column {name!r} do not have its type {kind}: {error}", hint="nothing was changed"

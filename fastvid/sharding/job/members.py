@@ -96,12 +96,12 @@ def hide_rows(annotations: pa.Table, rows: Any) -> pa.Table:
 
 
 def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
-    """Return a table with new values of a column, cast to its type; a new column is appended."""
+    """Return a table with new values of a column, those of a list cast to its type; a new column is appended."""
     if name not in table.column_names:
         return table.append_column(name, values)
     field = table.schema.field(name)
     made = pa.array(values, field.type) if isinstance(values, list) else values
-    return table.set_column(table.column_names.index(name), field, made)
+    return table.set_column(table.column_names.index(name), field.with_type(made.type), made)
 
 
 def annotate_members(members: Mapping[str, bytes], row: Mapping[str, Any], classes: Sequence[str]) -> dict[str, bytes]:

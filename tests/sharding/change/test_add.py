@@ -310,6 +310,20 @@ def test_a_number_is_a_class_name_unless_annotations_count_the_classes(classes, 
     assert (sample.get("labels") or now.classes[sample["label"]]) == expected
 
 
+def test_columns_get_the_type_that_holds_old_and_new_values(tmp_path, caplog):
+    for name, row in (("old", "1,7,3"), ("new", "0.5,many,9007199254740993")):
+        make(tmp_path / name / f"{name}.mp4", frames=9)
+        (tmp_path / f"{name}.csv").write_text(f"path,score,views,long\n{name}.mp4,{row}\n")
+    given = [f"csv:{tmp_path / name}.csv" for name in ("old", "new")]
+    run_job(str(tmp_path / "old"), str(tmp_path / "data"), annotations=given[0], workers=1)
+    add_sources(str(tmp_path / "data"), str(tmp_path / "new"), annotations=given[1], workers=1)
+    now = Dataset(str(tmp_path / "data"))
+    told = [now.column(name).to_pylist() for name in ("score", "views", "long")]
+    assert told == [[1.0, 0.5], ["7", "many"], [3, 9007199254740993]]
+    assert "column 'views' becomes text: it had values of type int64, and the new ones are string" in caplog.text
+    assert "column 'score'" not in caplog.text
+
+
 def test_another_build_of_ffmpeg_is_refused_until_it_is_allowed(place, tmp_path):
     store = LocalStorage(place / "data")
     make(place / "videos/jump/c.mp4", frames=11)

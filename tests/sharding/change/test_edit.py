@@ -101,6 +101,28 @@ class TestRelabel:
         with pytest.raises(UsageError, match="do not have its type int64"):
             relabel_samples(store, {"c/1": {"weight": "heavy"}})
 
+    @pytest.mark.parametrize(
+        ("old", "new", "fits"),
+        [
+            ([1, 2, 3], 0.25, True),
+            ([[1, 2], [3], []], [0.5], True),
+            ([None, None, None], "a box", True),
+            ([None, None, None], 0.5, True),
+            ([True, False, True], 3, False),
+            ([0.5, 1.5, 2.5], 2**53 + 1, False),
+            ([2**53 + 1, 2, 3], 0.5, False),
+        ],
+    )
+    def test_a_value_keeps_its_digits_or_is_refused(self, old, new, fits, clip, tmp_path):
+        store = pack(tmp_path / "d", [[(f"c/{n}", clip, 0) for n in range(3)]], columns={"score": old})
+        if not fits:
+            with pytest.raises(UsageError, match="values of column 'score' do not have its type"):
+                relabel_samples(store, {"c/1": {"score": new}})
+        else:
+            relabel_samples(store, {"c/1": {"score": new}})
+            old[1] = new
+        assert Dataset(store.url).column("score").to_pylist() == old
+
     def test_invalid_changes_are_refused_and_same_values_make_no_generation(self, store):
         for rows in ({}, {"c/0": {}}, {"c/0": {"num_frames": 3}}, {"c/9": {"label": "left"}}):
             with pytest.raises(UsageError):
