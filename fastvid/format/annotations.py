@@ -138,7 +138,7 @@ MAPPED_ROWS: Final = 100_000
 """Number of rows from which annotations are mapped; fewer are read in a tenth of a second and take tens of MB."""
 
 # Change it when the layout of the files changes, so that files of an older fastvid are not used.
-_LAYOUT: Final = "2"
+_LAYOUT: Final = "3"
 
 
 # How each array of `GenerationRows` is computed, int64 [N].

@@ -330,7 +330,10 @@ def read_annotations(storage: Storage, generation: Generation) -> pa.Table:
             file=storage.url,
             hint="restore the generation's record and annotations from a copy of the dataset",
         )
-    return table
+    # Earlier versions stored a user's column "class" under this name, though it need not be the class of the label.
+    names = table.column_names
+    free = schema.SOURCE_CLASS if schema.SOURCE_CLASS not in names else f"source_{schema.SOURCE_CLASS}"
+    return table.rename_columns([free if name == schema.CLASS else name for name in names])
 
 
 def history(storage: Storage, head: Head) -> Iterator[Generation]:

@@ -269,6 +269,11 @@ FACT_FIELDS: Final = {
     "duration": pa.float64(),  # seconds
 }
 
+CLASS: Final = "class"
+"""The name of a sample's class in conditions and in its JSON; it is no column, but made from the label."""
+SOURCE_CLASS: Final = f"source_{CLASS}"
+"""The column with what a user's table calls the class."""
+
 LEDGER_SCHEMA: Final = pa.schema(
     [
         pa.field("source_id", pa.string(), nullable=False),

@@ -117,8 +117,8 @@ def _parts(node: object) -> Iterator[tuple[str, str]]:
 
 
 def with_class(table: pa.Table, classes: Sequence[str]) -> pa.Table:
-    """Add the column ``class``, the class name of each label, unless the annotations have such a column already."""
-    if "class" in table.column_names or not classes:
+    """Add the column ``class``, the class name of each label."""
+    if not classes:
         return table
     names = pa.DictionaryArray.from_arrays(table["label"].combine_chunks(), pa.array(classes, pa.string()))
     return table.append_column("class", names)

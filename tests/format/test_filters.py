@@ -77,6 +77,16 @@ def test_conditions_follow_sql(condition, rows):
     assert (found.dtype, found.tolist()) == (np.int64, rows)
 
 
+@pytest.mark.parametrize("other", [{}, {"source_class": ["x", "y"]}])
+def test_the_class_is_that_of_the_label_also_where_a_table_said_another(other, tmp_path):
+    clip = make_clip(tmp_path / "clip.mp4")
+    # Earlier versions stored a column of this name.
+    pack(tmp_path / "d", [[("a", clip, 0), ("b", clip, 1)]], columns={"class": ["one", "left"], **other})
+    assert fastvid.open(tmp_path / "d", where="class = 'left'").keys.to_pylist() == ["a"]
+    theirs = "source_source_class" if other else "source_class"
+    assert fastvid.open(tmp_path / "d", where=f"{theirs} = 'left'").keys.to_pylist() == ["b"]
+
+
 @given(
     numbers=st.lists(st.none() | st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=300),
     bound=st.integers(-(2**31), 2**31 - 1),

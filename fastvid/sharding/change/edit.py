@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from fastvid.errors import UsageError
 from fastvid.format.dataset import change
 from fastvid.format.generations import Generation
-from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
+from fastvid.format.schema import ANNOTATION_FIELDS, CLASS, FACT_FIELDS
 from fastvid.runtime.names import VIDEO_SUFFIXES, encode_name, meant
 from fastvid.runtime.values import things
 from fastvid.sharding.job.ledger import whole_name
@@ -98,11 +98,11 @@ def relabel_samples(
     if not rows:
         raise UsageError("no samples given")
     columns = tuple(dict.fromkeys(name for values in rows.values() for name in values))
-    fixed = [name for name in columns if name in ANNOTATION_FIELDS | FACT_FIELDS and name != "label"]
+    fixed = [name for name in columns if name in (*ANNOTATION_FIELDS, *FACT_FIELDS, CLASS) and name != "label"]
     if fixed or not columns:
         raise UsageError(
             f"column {fixed[0]!r} cannot be changed" if fixed else "no columns given",
-            hint="change label, split columns, captions or your own columns",
+            hint="change label (the class), split columns, captions or your own columns",
         )
     done = Relabelled(0, 0, (), ())
     for name in columns:

@@ -168,7 +168,7 @@ def _write_metadata(source: Dataset, target: Storage, folder: str, names: Sequen
     table = source.annotations.take(rows).drop_columns("removed")
     known = [f"source_{name}" if name in (_FILE_NAME, _VIDEO) else name for name in table.column_names]
     table = table.rename_columns(known).add_column(0, _FILE_NAME, pa.array(names))
-    if "class" not in known and source.classes:
+    if source.classes:
         classes = pa.array(source.classes)
         table = table.append_column("class", classes.take(table["label"].combine_chunks()))
     target.write(f"{folder}/metadata.parquet", to_parquet(table))

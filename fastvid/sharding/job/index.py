@@ -455,7 +455,7 @@ def _row(sample: IndexedSample, tar: _Tar, classes: Sequence[str], is_blocked: b
 def _typed(table: pa.Table, columns: Sequence[tuple[str, str]]) -> pa.Table:
     """Return a table with columns in the order and of the types in `columns`, which the tars contain."""
     for name, text in columns:
-        if name in schema.ANNOTATION_FIELDS | schema.FACT_FIELDS or (kind := _type(text)) is None:
+        if name in (*schema.ANNOTATION_FIELDS, *schema.FACT_FIELDS, schema.CLASS) or (kind := _type(text)) is None:
             continue
         if name not in table.column_names:
             table = table.append_column(name, pa.nulls(table.num_rows, kind))

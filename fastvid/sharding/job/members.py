@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from fastvid.format.annotations import annotation_table, fact_columns
 from fastvid.format.generations import Generation
-from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
+from fastvid.format.schema import ANNOTATION_FIELDS, CLASS, FACT_FIELDS, SOURCE_CLASS
 from fastvid.format.tar import to_json
 from fastvid.runtime.names import encode_name
 from fastvid.sharding.job.ledger import PackedSample, Part
@@ -31,7 +31,7 @@ CAPTION_MEMBER: Final = "txt"
 """Suffix of the member with the caption, UTF-8."""
 
 _CAPTIONS: Final = ("caption", "text")  # columns that may be the caption; the first with a value is
-_PLAIN: Final = ("class", "label", "labels", "caption")  # top-level fields of the JSON, with split columns
+_PLAIN: Final = (CLASS, "label", "labels", "caption")  # top-level fields of the JSON, with split columns
 _SPLIT: Final = "split"
 _NESTED: Final = "annotations"
 _TYPES: Final = "annotation_types"
@@ -61,7 +61,8 @@ def annotation_row(sample: PackedSample, source: Source, labels: Mapping[str, in
         **fact_columns(sample.num_frames, Fraction(sample.fps), sample.width, sample.height),
     }
     # A table may have a column with one of fastvid's names for something else, such as its own count of frames.
-    row |= {f"source_{name}" if name in row else name: value for name, value in source.columns.items()}
+    taken = {*row, CLASS}
+    row |= {f"source_{name}" if name in taken else name: value for name, value in source.columns.items()}
     if sample.parent is not None:
         row |= {"parent": sample.parent, "start_seconds": sample.start_seconds, "end_seconds": sample.end_seconds}
     if sample.bad_frames is not None:
@@ -120,8 +121,8 @@ def annotate_members(members: Mapping[str, bytes], row: Mapping[str, Any], class
     label, caption = row.get("label"), next((row[name] for name in _CAPTIONS if row.get(name) is not None), None)
     plain = {name: value for name, value in row.items() if _is_ours(name) and name not in (_NESTED, _TYPES)}
     plain["caption"] = caption
-    if plain.get("class") is None and label is not None and label < len(classes):
-        plain["class"] = classes[label]
+    if label is not None and label < len(classes):
+        plain[CLASS] = classes[label]
     others = {
         name: _json_value(value)
         for name, value in row.items()
@@ -165,11 +166,12 @@ def _told(content: bytes) -> Any:
 def stored_row(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return the annotations in a sample's JSON, by column: the inverse of `annotate_members`, except for facts."""
     nested, types = meta.get(_NESTED, {}), meta.get(_TYPES, {})
-    told = {name: meta[name] for name in meta if _is_ours(name) and name not in ("class", _NESTED, _TYPES)}
+    told = {name: meta[name] for name in meta if _is_ours(name) and name not in (CLASS, _NESTED, _TYPES)}
     if nested.get("text") is not None and nested["text"] == told.get("caption"):
         del told["caption"]
     told |= {name: meta[name] for name in _SEGMENT if meta.get(name) is not None}
-    return {name: _from_json(value, types.get(name)) for name, value in (told | nested).items()}
+    row = {name: _from_json(value, types.get(name)) for name, value in (told | nested).items()}
+    return {SOURCE_CLASS if name == CLASS else name: value for name, value in row.items()}  # see `read_annotations`
 
 
 def columns_to_json(columns: Mapping[str, Any]) -> list[Any]:
@@ -231,11 +233,9 @@ def _is_ours(name: str) -> bool:
 def _is_told(name: str, row: Mapping[str, Any]) -> bool:
     """Return whether a top-level field, or its absence, determines the value of a column.
 
-    Not for ``class``, and for ``caption`` if it equals ``text``: these fields may have been made from other columns.
+    Not for ``caption`` if it equals ``text``: the field may have been made from that column.
     """
-    if row[name] is None:
-        return True
-    return name != "class" and not (name == "caption" and row[name] == row.get("text"))
+    return row[name] is None or not (name == "caption" and row[name] == row.get("text"))
 
 
 def _lost_type(value: Any) -> str | None:

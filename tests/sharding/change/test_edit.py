@@ -124,7 +124,13 @@ class TestRelabel:
         assert Dataset(store.url).column("score").to_pylist() == old
 
     def test_invalid_changes_are_refused_and_same_values_make_no_generation(self, store):
-        for rows in ({}, {"c/0": {}}, {"c/0": {"num_frames": 3}}, {"c/9": {"label": "left"}}):
+        for rows in (
+            {},
+            {"c/0": {}},
+            {"c/0": {"num_frames": 3}},
+            {"c/0": {"class": "left"}},
+            {"c/9": {"label": "left"}},
+        ):
             with pytest.raises(UsageError):
                 relabel_samples(store, rows)
         assert relabel_samples(store, {"c/0": {"label": "left"}}).columns == ()

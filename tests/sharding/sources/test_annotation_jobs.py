@@ -80,7 +80,9 @@ def test_a_hostile_sample_does_not_stop_a_job_of_tars(clip, tmp_path):
         "nested.json": b"[" * 200_000,
         "label.cls": b"999999999",
         "field.json": b'{"label": 888888888}',
-        "reserved.json": json.dumps({"__row": 7, "half": "\ud800", "long": 10**30, "caption": "kept"}).encode(),
+        "reserved.json": json.dumps(
+            {"__row": 7, "half": "\ud800", "long": 10**30, "caption": "kept", "class": "theirs"}
+        ).encode(),
         "good.cls": b"1",
     }
     members = {}
@@ -93,6 +95,7 @@ def test_a_hostile_sample_does_not_stop_a_job_of_tars(clip, tmp_path):
     run_job([str(tmp_path / "raw.tar")], tmp_path / "out")
     assert len(fastvid.open(tmp_path / "out")) == 5
     row = rows_of(tmp_path / "out")["reserved"]
+    assert (row["source_class"], "class" in row) == ("theirs", False)
     assert (row["caption"], row["source___row"], row["half"], row["long"]) == ("kept", 7, "?", str(10**30))
 
 
