@@ -78,10 +78,9 @@ _HEAD_BYTES: Final = 1 << 16  # read in one request: the index of 500 samples
 _SHARD_BYTES: Final = 1000  # of a `Shard` without its index
 _LISTED_BYTES: Final = 600  # of a `ListedFile` with a path of 100 bytes
 _MOST_BYTES: Final = 2**63 - 1  # largest file size of the operating system
-_RESTORE: Final = (
-    "restore the file from a copy, or index the videos into a new folder: `fastvid index VIDEOS --out NEW`"
-)
 _REBUILD: Final = "run `fastvid index DIR` to rebuild the sidecars of the dataset in DIR"
+RESTORE: Final = "restore the file from a copy, or index the videos into a new folder: `fastvid index VIDEOS --out NEW`"
+"""The hint if the list of the files of videos in place is damaged."""
 
 
 T = TypeVar("T")
@@ -393,13 +392,13 @@ class Shard:
         if self._files is None:
             content = self.storage.read(self.data)
             if sha256(content) != self.tar_sha256:
-                raise FormatError("list of files is not the one that was indexed", file=self.data, hint=_RESTORE)
+                raise FormatError("list of files is not the one that was indexed", file=self.data, hint=RESTORE)
             self._files = read_files(content, file=self.data)
             if len(self._files) != self.num_samples * self.num_streams:
                 raise FormatError(
                     f"list of {len(self._files)} files for {self.num_samples} samples of {self.num_streams} streams",
                     file=self.data,
-                    hint=_RESTORE,
+                    hint=RESTORE,
                 )
         return self._files[self._number(row, stream)]
 
@@ -485,7 +484,7 @@ class Shard:
     @property
     def _hint(self) -> str:
         # Only the index says which part of its file a video in place is.
-        return _REBUILD if self.root is None else _RESTORE
+        return _REBUILD if self.root is None else RESTORE
 
     def _broken(self, message: str) -> FormatError:
         return FormatError(message, file=self._file, hint=self._hint)

@@ -18,9 +18,9 @@ from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.format.annotations import fact_columns
 from fastvid.format.dataset import change, open_shard
 from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
-from fastvid.format.in_place import ListedFile, Root, common_root, parse_root
-from fastvid.format.schema import FACT_FIELDS, IN_PLACE, IN_PLACE_SUFFIXES, later_stem
-from fastvid.format.shard import Shard
+from fastvid.format.in_place import ListedFile, Root, common_root, parse_root, read_files
+from fastvid.format.schema import FACT_FIELDS, IN_PLACE, IN_PLACE_SUFFIXES, LEROBOT, StreamFlag, later_stem
+from fastvid.format.shard import RESTORE, Shard
 from fastvid.format.tar import TarDigest, TarMember
 from fastvid.format.writing import IndexedSample, IndexedStream, ListedSample, write_in_place
 from fastvid.media.describe import KEEP, TONE_MAP
@@ -28,7 +28,7 @@ from fastvid.media.ffmpeg import Limits
 from fastvid.media.index_video import Proof
 from fastvid.runtime.names import decode_name, encode_name
 from fastvid.runtime.processes import available_cores
-from fastvid.runtime.values import things
+from fastvid.runtime.values import sha256, things
 from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.job.frozen import starting
 from fastvid.sharding.job.job import JobReport, index_settings, run
@@ -60,8 +60,9 @@ class IndexFiles(SourceWork):
                 )
         super().__init__(storage, found, settings, **packing)
         root = decode_name(found.listed["root"]) if found.listed else ""
-        if self.shards and not found.listed:
-            root = common_root([end(one.path for one in found.tried) for end in (min, max)])
+        ends = [end((source.path for source in found.tried), default="") for end in (min, max)]
+        if ends[0] and not found.listed:
+            root = common_root(ends)
         files = ((encode_name(s.id), s.size, s.start, s.end, s.key, s.etag) for s in found.tried)
         self.identity = {
             **list_identity(found, files, **self.packing),
@@ -112,7 +113,7 @@ class Reindexed:
     """The result of `reindex`."""
 
     generation: int
-    shards: Mapping[str, str]
+    shards: Mapping[str, str | None]  # the new name of each shard; None if all its samples had been removed
     changed: int
 
 
@@ -125,51 +126,54 @@ def reindex(
 ) -> Reindexed:
     """Index videos in place again, and commit a generation with their new versions, numbers of frames and sizes.
 
-    Keys, labels and other annotations are kept. Without arguments, those shards are indexed that list a changed file,
-    whose packet tables are damaged, or that fastvid 0.2 wrote, because it did not store how pictures are rotated and
-    when they are shown.
+    Keys, labels and other annotations are kept, and removed samples, whose files may be gone, are dropped. Without
+    arguments, those shards are indexed that list a changed file, whose packet tables are damaged or missing, or that
+    fastvid 0.2 wrote, because it did not store how pictures are rotated and when they are shown.
     """
     storage = open_storage(url)
     _, generation = read_generation(storage)
     listed = [shard for shard in generation.shards if shard.is_in_place]
     if root is not None and not listed:
         raise UsageError("the dataset lists no videos in place, so they have no root", file=url)
-    old = generation.root or ""
-    place = parse_root(old, root)
+    place = parse_root(generation.root or "", root)
     found = {shard.name: _open(storage, generation, generation.shards.index(shard)) for shard in listed}
-    opened = {name: shard for name, (shard, _) in found.items()}
-    changed = {name: _changed(shard, place) for name, shard in opened.items()}
+    shown = dict(_shown(storage, generation))
+    changed = {name: _changed([file for _, _, files in rows for file in files], place) for name, rows in shown.items()}
     asked = {shard.name for shard in listed if root is not None} | set(shards or ())
-    asked |= {name for name, (shard, damaged) in found.items() if damaged or changed[name] or not shard.is_described}
+    asked |= {name for name, (_, is_good) in found.items() if changed[name] or not is_good}
     chosen = [shard for shard in listed if shard.name in asked]
     count = sum(changed.values())
     if not chosen:
         return Reindexed(generation.number, {}, count)
     _check_writable(storage)
-    work = [_sources(storage, generation, shard, opened[shard.name], place) for shard in chosen]
-    made: dict[str, ShardRecord] = {}
+    work = [_sources(storage, generation, one, found[one.name][0], shown[one.name], place) for one in chosen]
+    made: dict[str, ShardRecord | None] = dict.fromkeys(shard.name for shard in chosen)
     with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
         scratch = LocalStorage(folder)
         parts = _index(scratch, chosen, work, workers)
         for shard, part in zip(chosen, parts, strict=True):
-            assert part.digest is not None  # no video was rejected
-            name = later_stem(shard.name, _NAMES + generation.revision)
-            made[shard.name] = replace(shard, name=name, bytes=part.digest.bytes, sha256=part.digest.sha256)
+            if part.digest is None:  # no video was rejected, so it has none
+                continue
+            name, new = later_stem(shard.name, _NAMES + generation.revision), part.digest
+            made[shard.name] = replace(shard, name=name, bytes=new.bytes, sha256=new.sha256, samples=new.samples)
             for suffix in shard.suffixes:
                 copy_file(scratch, f"{part.stem}.{suffix}", storage, f"{name}.{suffix}")
     samples = {sample.key: sample for part in parts for sample in part.samples}
-    everything = [*(source.path for sources in work for source in sources)]
-    kept = [f"{place.listed}/file"] if len(chosen) < len(listed) else []
+    files = [*(source.path for sources in work for source in sources)]
+    files += [f"{place.listed}/file"] if len(chosen) < len(listed) or not files else []
 
     def edit(current: Generation, table: pa.Table) -> tuple[Generation, pa.Table]:
-        records = tuple(made.get(record.name, record) for record in current.shards)
-        extras = {**current.extras, IN_PLACE: {"root": common_root([*everything, *kept])}}
+        records = tuple(new for old in current.shards if (new := made.get(old.name, old)) is not None)
+        names = (old.name for old in current.shards for _ in range(old.samples))
+        rows = zip(names, table["key"].to_pylist(), strict=True)
+        kept = table.filter([name not in made or key in samples for name, key in rows])
+        extras = {**current.extras, IN_PLACE: {"root": common_root(files)}}
         note = f"index {things(len(made), 'shard')} of videos in place again"
-        return replace(current, shards=records, extras=extras, note=note), _with_facts(table, samples)
+        return replace(current, shards=records, extras=extras, note=note), _with_facts(kept, samples)
 
     number = change(storage, edit).number
     follow_shards(storage)
-    return Reindexed(number, {old: new.name for old, new in made.items()}, count)
+    return Reindexed(number, {old: None if new is None else new.name for old, new in made.items()}, count)
 
 
 def _check_writable(storage: Storage) -> None:
@@ -185,45 +189,72 @@ def _check_writable(storage: Storage) -> None:
         ) from error
 
 
-def _open(storage: Storage, generation: Generation, index: int) -> tuple[Shard, bool]:
-    """Open a shard whose packet tables may be damaged; return it, and whether they are."""
+def _open(storage: Storage, generation: Generation, index: int) -> tuple[Shard | None, bool]:
+    """Open a shard whose packet tables may be damaged; return it, None if they are missing, and whether they are whole.
+
+    The list of files is enough to make them again.
+    """
+    if not storage.exists(f"{generation.shards[index].name}.pkt"):
+        return None, False
     try:
         shard = open_shard(storage, generation, index)
         shard.check()
     except FormatError:
-        return open_shard(storage, generation, index, whole=False), True
-    return shard, False
+        return open_shard(storage, generation, index, whole=False), False
+    return shard, shard.is_described
 
 
-def _changed(shard: Shard, place: Root) -> int:
-    """Return how many files of a shard changed since they were indexed. `place`: the folder where they are."""
-    versions = {}
-    for row in range(shard.num_samples):
-        for stream in shard.streams[: shard.num_streams]:
-            listed = shard.file(row, stream)
-            versions[listed.file] = listed.version
+_Shown = tuple[int, dict[str, Any], Sequence[ListedFile]]
+"""A sample that was not removed: its row in the shard, its annotations, and the file of each stream."""
+
+
+def _shown(storage: Storage, generation: Generation) -> Iterator[tuple[str, list[_Shown]]]:
+    """Yield the name of each shard of videos in place, and its samples; the files of others may be gone."""
+    table, start, streams = read_annotations(storage, generation), 0, len(generation.streams)
+    for shard in generation.shards:
+        rows, start = table.slice(start, shard.samples), start + shard.samples
+        if shard.is_in_place:
+            data = storage.read(shard.data)
+            if sha256(data) != shard.sha256:
+                raise FormatError("list of files is not the one that was indexed", file=shard.data, hint=RESTORE)
+            files = read_files(data, file=shard.data)
+            every = ((at, row, files[at * streams :][:streams]) for at, row in enumerate(rows.to_pylist()))
+            yield shard.name, [one for one in every if not one[1]["removed"]]
+
+
+def _changed(files: Sequence[ListedFile], place: Root) -> int:
+    """Return how many files changed since they were indexed. `place`: the folder where they are."""
     count = 0
-    for file, version in versions.items():
+    for file, version in {listed.file: listed.version for listed in files}.items():
         storage, name = open_file(place.locate(file))
         found = storage.version(name)
         count += found is None or not found.same(version)
     return count
 
 
-def _sources(storage: Storage, generation: Generation, record: ShardRecord, shard: Shard, place: Root) -> list[Source]:
-    """Return the samples of a shard as sources."""
+def _sources(
+    storage: Storage,
+    generation: Generation,
+    record: ShardRecord,
+    shard: Shard | None,
+    rows: Sequence[_Shown],
+    place: Root,
+) -> list[Source]:
+    """Return the samples of a shard as sources. `shard`: None if it is not known which are parts of their files."""
     if len(generation.streams) > 1 or record.signals:
         raise UsageError(
             "a dataset with cameras or signals is not indexed again",
             file=storage.url,
             hint="index its source again into a new folder with `fastvid index`",
         )
-    table = read_annotations(storage, generation)
-    start = sum(one.samples for one in generation.shards[: generation.shards.index(record)])
-    rows = table.slice(start, record.samples).to_pylist()
-    names = [Source(decode_name(row["source_id"]), "", key=row["key"]) for row in rows]
-    found = [listed_source(row, one, shard, at, place) for at, (row, one) in enumerate(zip(rows, names, strict=True))]
-    return [replace(source, size=0, tag=None) for source in found]  # accept the file even if it changed
+    found = []
+    for at, row, (file,) in rows:
+        # Only an episode of LeRobot can be a part of a file whose seconds are not in the annotations.
+        is_part = LEROBOT in generation.extras if shard is None else bool(shard.info(at).flags & StreamFlag.PART)
+        source = Source(decode_name(row["source_id"]), "", key=row["key"])
+        source = listed_source(row, source, file, place, is_part=is_part)
+        found.append(replace(source, size=0, tag=None))  # accept the file even if it changed
+    return found
 
 
 def _index(

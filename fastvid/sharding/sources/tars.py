@@ -21,9 +21,8 @@ import pyarrow as pa
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.annotations import annotation_table
 from fastvid.format.dataset import Dataset
-from fastvid.format.in_place import Root
+from fastvid.format.in_place import ListedFile, Root
 from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS, FLOW, PICTURES, StreamFlag
-from fastvid.format.shard import Shard
 from fastvid.format.tar import TarMember, read_members, sample_groups
 from fastvid.media.reasons import Reason
 from fastvid.runtime.names import decode_name, encode_name, is_video
@@ -317,7 +316,8 @@ def _sources(dataset: Dataset, names: Sequence[str]) -> list[Source]:
         label = None if row["label"] is None else names[row["label"]]
         sample = Source(decode_name(row["key"]), "", label=label, columns=_columns(row), key=row["key"])
         if shard.root is not None:
-            found.append(listed_source(row, sample, shard, at, shard.root))
+            is_part = bool(shard.info(at).flags & StreamFlag.PART)
+            found.append(listed_source(row, sample, shard.file(at), shard.root, is_part=is_part))
             continue
         path, member = f"{url}/{shard.data}", shard.member(at)
         path = path if is_remote(url) else os.path.abspath(path)
@@ -325,17 +325,16 @@ def _sources(dataset: Dataset, names: Sequence[str]) -> list[Source]:
     return found
 
 
-def listed_source(row: dict[str, Any], sample: Source, shard: Shard, at: int, root: Root) -> Source:
-    """Return a sample of a dataset in place as a source. `root`: where its file is. `at`: its row in the shard."""
+def listed_source(row: dict[str, Any], sample: Source, listed: ListedFile, root: Root, *, is_part: bool) -> Source:
+    """Return a sample of a dataset in place as a source. `root`: where its file is. `is_part`: of the file."""
     start, end = row.get("asked_start_seconds"), row.get("asked_end_seconds")
     is_whole = start is None and end is None
-    if shard.info(at).flags & StreamFlag.PART and is_whole:
+    if is_part and is_whole:
         raise UsageError(
             "the annotations do not say which part of its file a sample is",
             key=row["key"],
             hint="use its source instead of the dataset: `fastvid shard`, or `fastvid index` into a new folder",
         )
-    listed = shard.file(at)
     path = root.locate(listed.file)
     tag, parent = listed.tag if is_remote(path) else None, None if is_whole else row.get("parent") or row["source_id"]
     return replace(sample, path=path, size=listed.size, start=start, end=end, tag=tag, parent=parent)

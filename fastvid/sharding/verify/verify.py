@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from fastvid.errors import FastvidError
@@ -69,7 +70,7 @@ def verify_dataset(
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
-    """Check a generation of a dataset, including removed samples.
+    """Check a generation of a dataset, including removed samples, except those in place, whose files may be gone.
 
     Args:
         url: The dataset's folder.
@@ -89,7 +90,8 @@ def verify_dataset(
     _, record = read_generation(storage, generation)
     workers = available_cores() if workers is None else workers
     report = VerifyReport(generation=record.number, total=record.num_samples)
-    tasks = list(_sampled(url, record, sample, seed) if sample is not None else _all(url, record, workers))
+    seen = _seen(storage, record)
+    tasks = list(_sampled(url, record, seen, sample, seed) if sample is not None else _all(url, record, seen, workers))
     wanted = sum(len(task.rows) for task in tasks)
     facts: dict[str, dict[int, tuple[str, str, int]]] = {}
     problems: dict[Problem, None] = {}
@@ -144,19 +146,34 @@ def repair_sidecars(url: str, report: VerifyReport) -> tuple[str, ...]:
     return tuple(done)
 
 
-def _all(url: str, generation: Generation, workers: int) -> Iterator[ShardTask]:
+def _seen(storage: Storage, generation: Generation) -> npt.NDArray[np.bool_]:
+    """Return which samples are checked, bool [N]."""
+    counts = [shard.samples for shard in generation.shards]
+    in_place = np.repeat(np.array([shard.is_in_place for shard in generation.shards], bool), counts)
+    with suppress(FastvidError):  # damaged annotations are a problem of their own
+        if in_place.any():
+            in_place &= read_annotations(storage, generation)["removed"].to_numpy()
+            return ~in_place
+    return np.ones(generation.num_samples, dtype=bool)
+
+
+def _all(url: str, generation: Generation, seen: npt.NDArray[np.bool_], workers: int) -> Iterator[ShardTask]:
     """Yield the tasks that check everything; the first task of each shard also checks its files."""
     size = max(_MIN_ROWS, -(-generation.num_samples // (workers * _PIECES)))
-    for shard in generation.shards:
+    ends = np.cumsum([shard.samples for shard in generation.shards])
+    for shard, end in zip(generation.shards, ends, strict=True):
+        mine = seen[end - shard.samples : end]
         for start in range(0, max(1, shard.samples), size):
-            rows = tuple(range(start, min(start + size, shard.samples)))
+            rows = tuple((np.flatnonzero(mine[start : start + size]) + start).tolist())
             yield ShardTask(url, shard, generation.streams, rows, files=not start, root=generation.root_of(shard))
 
 
-def _sampled(url: str, generation: Generation, sample: int, seed: int) -> Iterator[ShardTask]:
+def _sampled(
+    url: str, generation: Generation, seen: npt.NDArray[np.bool_], sample: int, seed: int
+) -> Iterator[ShardTask]:
     """Yield one task for each shard that contains chosen samples."""
-    total, start = generation.num_samples, 0
-    chosen = np.sort(np.random.default_rng(seed).choice(total, min(sample, total), replace=False))
+    some, start = np.flatnonzero(seen), 0
+    chosen = np.sort(np.random.default_rng(seed).choice(some, min(sample, len(some)), replace=False))
     for shard in generation.shards:
         rows = tuple((chosen[(chosen >= start) & (chosen < start + shard.samples)] - start).tolist())
         start += shard.samples

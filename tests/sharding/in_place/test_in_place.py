@@ -147,6 +147,29 @@ def test_videos_that_were_moved_are_found_below_another_root(mine, monkeypatch):
     assert verify_dataset(str(mine / "set"), workers=1).problems == []
 
 
+def test_files_of_removed_samples_may_be_gone(mine, videos):
+    out, dataset = mine / "set", fastvid.open(mine / "set")
+    gone = [dataset.key(sample) for sample in range(4)]  # all of the first shard, and one of the second
+    remove_samples(LocalStorage(out), gone)
+    for key in gone:
+        (mine / "films" / f"{key.replace('_', '-')}.mp4").unlink()
+    assert verify_dataset(str(out), workers=1).problems == verify_dataset(str(out), sample=9, workers=1).problems == []
+    assert reindex(str(out)).shards == {}
+    changed = mine / "films" / f"{dataset.key(4).replace('_', '-')}.mp4"
+    shutil.copy(videos.painted("pyramid", frames=41).path, changed)
+    assert list(reindex(str(out)).shards) == ["data-000001"]
+    (mine / "films").rename(mine / "moved")
+    assert None in reindex(str(out), root=str(mine / "moved")).shards.values()
+    now = fastvid.open(out)
+    assert (now.keys.to_pylist(), now.num_frames[0]) == (dataset.keys.to_pylist()[4:], 41)
+    assert (now.annotations.num_rows, len(now.generation.shards)) == (4, 2)
+    assert verify_dataset(str(out), workers=1).problems == []
+    remove_samples(LocalStorage(out), now.keys.to_pylist())
+    shutil.rmtree(mine / "moved")
+    reindex(str(out), root=str(mine / "elsewhere"))
+    assert read_generation(LocalStorage(out))[1].shards == ()
+
+
 def test_commands_of_a_dataset_work_without_its_videos_inside(mine):
     out = mine / "set"
     keys = fastvid.open(out).keys.to_pylist()
@@ -189,6 +212,9 @@ def test_damaged_packet_tables_are_indexed_again_as_their_hint_says(mine, capsys
     assert "run `fastvid index DIR`" in caught.value.hint
     assert main(["index", str(out)]) == 0
     assert "indexed 1 shard again" in capsys.readouterr().out
+    assert verify_dataset(str(out), workers=1).problems == []
+    (out / "data-000002.pkt").unlink()
+    assert main(["index", str(out)]) == 0
     assert verify_dataset(str(out), workers=1).problems == []
     flip(out / "data-000001.pkt", 20)
     with pytest.raises(FormatError) as caught:
