@@ -26,18 +26,18 @@ from fastvid.format.writing import IndexedSample, IndexedStream, ListedSample, w
 from fastvid.media.describe import KEEP, TONE_MAP
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.index_video import Proof
-from fastvid.runtime.names import decode_name, encode_name
+from fastvid.runtime.names import decode_name, encode_name, is_video
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.values import sha256, things
 from fastvid.sharding.encode.profiles import Settings
-from fastvid.sharding.job.frozen import starting
+from fastvid.sharding.job.frozen import given_sources, starting
 from fastvid.sharding.job.job import JobReport, index_settings, run
 from fastvid.sharding.job.ledger import PackedSample, Part, Row, follow_shards
 from fastvid.sharding.job.members import with_column
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, list_identity
 from fastvid.sharding.job.run import How, Job, ShardWork, SourceWork, View
-from fastvid.sharding.sources.sources import Source, SourceList
-from fastvid.sharding.sources.tars import listed_source
+from fastvid.sharding.sources.sources import Source, SourceList, public_path
+from fastvid.sharding.sources.tars import is_dataset, listed_source
 from fastvid.sharding.work.index import indexed_meta, unpack_found
 from fastvid.sharding.work.tasks import Outcome
 from fastvid.storage import LocalStorage, Storage, open_storage
@@ -45,12 +45,17 @@ from fastvid.storage.urls import FileUrl, copy_file, is_remote, open_file
 
 
 class IndexFiles(SourceWork):
-    """Indexes sources in place; a shard is a list of files. `packing`: see `SourceWork`."""
+    """Indexes sources in place; a shard is a list of files.
+
+    `given`: the paths and URLs that the user named as sources. `packing`: see `SourceWork`.
+    """
 
     suffix = IN_PLACE_SUFFIXES[0]
     plan_options: Mapping[str, int] = {"source_bytes": 2**62}  # nothing is copied, so bytes do not limit a shard
 
-    def __init__(self, storage: Storage, found: SourceList, settings: Settings, **packing: Any) -> None:
+    def __init__(
+        self, storage: Storage, found: SourceList, settings: Settings, given: Sequence[str] = (), **packing: Any
+    ) -> None:
         for source in found.sources:
             if is_remote(source.path) and FileUrl.parse(source.path).query:
                 raise UsageError(
@@ -62,7 +67,9 @@ class IndexFiles(SourceWork):
         root = decode_name(found.listed["root"]) if found.listed else ""
         ends = [end((source.path for source in found.tried), default="") for end in (min, max)]
         if ends[0] and not found.listed:
-            root = common_root(ends)
+            # Folders as they were named, because these are moved, not the deepest ones with a video.
+            folders = (one.rstrip("/") for one in given if os.path.isdir(one) or not is_video(public_path(one)))
+            root = common_root([*ends, *(f"{one}/file" for one in folders)])
         files = ((encode_name(s.id), s.size, s.start, s.end, s.key, s.etag) for s in found.tried)
         self.identity = {
             **list_identity(found, files, **self.packing),
@@ -159,15 +166,13 @@ def reindex(
             for suffix in shard.suffixes:
                 copy_file(scratch, f"{part.stem}.{suffix}", storage, f"{name}.{suffix}")
     samples = {sample.key: sample for part in parts for sample in part.samples}
-    files = [*(source.path for sources in work for source in sources)]
-    files += [f"{place.listed}/file"] if len(chosen) < len(listed) or not files else []
 
     def edit(current: Generation, table: pa.Table) -> tuple[Generation, pa.Table]:
         records = tuple(new for old in current.shards if (new := made.get(old.name, old)) is not None)
         names = (old.name for old in current.shards for _ in range(old.samples))
         rows = zip(names, table["key"].to_pylist(), strict=True)
         kept = table.filter([name not in made or key in samples for name, key in rows])
-        extras = {**current.extras, IN_PLACE: {"root": common_root(files)}}
+        extras = current.extras if root is None else {**current.extras, IN_PLACE: {"root": place.current}}
         note = f"index {things(len(made), 'shard')} of videos in place again"
         return replace(current, shards=records, extras=extras, note=note), _with_facts(kept, samples)
 
@@ -228,6 +233,9 @@ def _changed(files: Sequence[ListedFile], place: Root) -> int:
     for file, version in {listed.file: listed.version for listed in files}.items():
         storage, name = open_file(place.locate(file))
         found = storage.version(name)
+        if found is None and place.current != place.listed:
+            hint = f"give what was {place.listed}, and remove samples whose files are gone with `fastvid remove`"
+            raise UsageError("video is not below the new root", file=place.locate(file), hint=hint)
         count += found is None or not found.same(version)
     return count
 
@@ -322,12 +330,15 @@ def index_videos(
     settings, storage = index_settings(limits, proof, hdr=hdr), open_storage(out)
     looking: dict[str, Any] = {"columns": columns, "class_names": class_names, "follow_links": follow_links}
 
+    told = given_sources(sources, annotations)
+
     def make(found: SourceList) -> ShardWork:
         inside = next((source for source in found.sources if source.member is not None), None)
         if inside is not None:
             hint = "encode them with `fastvid shard`" if inside.inside else "name the tars alone"
             raise UsageError("videos inside other files are not indexed in place", file=inside.path, hint=hint)
-        return IndexFiles(storage, found, settings, seed=seed, samples_per_shard=samples_per_shard)
+        given = [path for path in told["sources"] if not is_dataset(path)]
+        return IndexFiles(storage, found, settings, given, seed=seed, samples_per_shard=samples_per_shard)
 
     return run(storage, chosen, starting(storage, sources, annotations, looking, chosen.mine, make))
 

@@ -147,6 +147,26 @@ def test_videos_that_were_moved_are_found_below_another_root(mine, monkeypatch):
     assert verify_dataset(str(mine / "set"), workers=1).problems == []
 
 
+@pytest.mark.parametrize(
+    ("named", "root"),
+    [("films", "films"), ("films/c", "films/c"), ("films/c/compact.mp4", "films/c"), ("films/c/..", "films")],
+)
+def test_the_root_is_the_folder_that_was_named(named, root, videos, tmp_path, monkeypatch):
+    (tmp_path / "films" / "c").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(videos.painted("compact").path, "films/c/compact.mp4")
+    index_videos(named, "set", workers=1)
+    assert read_generation(LocalStorage("set"))[1].root == os.path.abspath(root)
+    os.rename(root, "moved")
+    assert fastvid.open("set", root="moved")[0].frames([0]).data.any()
+    with pytest.raises(UsageError, match="not below the new root") as caught:
+        reindex("set", root="elsewhere")
+    assert os.path.abspath(root) in caught.value.hint
+    reindex("set", root="moved")
+    assert read_generation(LocalStorage("set"))[1].root == os.path.abspath("moved")
+    assert fastvid.open("set")[0].frames([0]).data.any()
+
+
 def test_files_of_removed_samples_may_be_gone(mine, videos):
     out, dataset = mine / "set", fastvid.open(mine / "set")
     gone = [dataset.key(sample) for sample in range(4)]  # all of the first shard, and one of the second
