@@ -6,6 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
+import pyarrow.compute as pc
+
 from fastvid.cli.command import exclusive, forwards, read_lines
 from fastvid.errors import UsageError, visible
 from fastvid.format.generations import read_annotations as read_table
@@ -16,10 +18,18 @@ from fastvid.sharding.change.export import LAYOUTS as LAYOUTS
 from fastvid.sharding.change.export import export_samples
 from fastvid.sharding.change.history import Garbage, collect_garbage, find_garbage, list_generations
 from fastvid.sharding.change.repack import Made, compact_shards
-from fastvid.sharding.change.takedown import HIDDEN, SourceSelection, TakenDown, receipt_file, select_keys, take_down
+from fastvid.sharding.change.takedown import (
+    HIDDEN,
+    SourceSelection,
+    TakenDown,
+    receipt_file,
+    select_keys,
+    source_hashes,
+    take_down,
+)  # fmt: skip
 from fastvid.sharding.sets import Selection, SplitReport, make_subset, merge_datasets, split_samples
 from fastvid.sharding.sources.annotations import read_annotations
-from fastvid.storage import open_storage
+from fastvid.storage import Storage, open_storage
 
 _LOG = logging.getLogger(__name__)
 _SHOWN: Final = 3  # maximum number of listed annotation rows that match no sample
@@ -65,6 +75,8 @@ def remove(
         where=where,
         hashes=[text.lower() for text in sha256],
     )
+    if sha256:
+        _tell_unhashed(storage)
     if reason is not None:
         print(_taken_down(dataset, take_down(storage, selection, reason=reason)))
         return 0
@@ -72,6 +84,14 @@ def remove(
     before = f", {count(done.already)} already removed" if done.already else ""
     print(f"generation {done.generation}: {things(done.removed, 'sample')} removed{before}")
     return 0
+
+
+def _tell_unhashed(storage: Storage) -> None:
+    generation = read_generation(storage)[1]
+    hidden, known = read_table(storage, generation)["removed"], pc.is_valid(source_hashes(storage, generation))
+    if number := pc.sum(pc.invert(pc.or_(hidden, known))).as_py():
+        told = "%s of unknown SHA-256, mostly of videos in place, cannot be compared: name them by --keys or --source"
+        _LOG.warning(told, things(number, "sample"))
 
 
 def _taken_down(dataset: str, done: TakenDown) -> str:

@@ -33,6 +33,7 @@ from fastvid.media.probe import sniff
 from fastvid.media.prove import decoded_codec, found_at, nearest_rate
 from fastvid.media.reasons import Reason, unusable
 from fastvid.runtime.arrays import BoolArray, IntArray, UInt32Array
+from fastvid.runtime.values import sha256_of_pieces
 from fastvid.storage import Storage
 from fastvid.storage.protocol import Version
 from fastvid.storage.urls import open_file
@@ -92,6 +93,11 @@ class FileReader(io.RawIOBase):
             self._load(missing[0], max(missing[-1], follows))
         joined = b"".join(self._kept(block) for block in range(first, last + 1))
         return joined[offset - first * BLOCK : stop - first * BLOCK]
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of the file, in hex, without caching its bytes."""
+        places = ((at, min(KEPT, self.size - at)) for at in range(0, self.size, KEPT))
+        return sha256_of_pieces(piece for place in places for piece in self.parts([place]))
 
     def whole(self) -> bytes:
         """Return all bytes of the file, without caching them."""

@@ -32,7 +32,7 @@ from fastvid.runtime.values import sha256, things
 from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.job.frozen import given_sources, starting
 from fastvid.sharding.job.job import JobReport, index_settings, run
-from fastvid.sharding.job.ledger import PackedSample, Part, Row, follow_shards
+from fastvid.sharding.job.ledger import PackedSample, Part, Row, follow_shards, read_blocked
 from fastvid.sharding.job.members import with_column
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, list_identity
 from fastvid.sharding.job.run import How, Job, ShardWork, SourceWork, View
@@ -64,6 +64,7 @@ class IndexFiles(SourceWork):
                     hint="use URLs that need no signature, or credentials in the environment (s3://, gs://)",
                 )
         super().__init__(storage, found, settings, **packing)
+        self.settings = replace(settings, hashed=self.drop_duplicates)
         root = decode_name(found.listed["root"]) if found.listed else ""
         ends = [end((source.path for source in found.tried), default="") for end in (min, max)]
         if ends[0] and not found.listed:
@@ -157,7 +158,7 @@ def reindex(
     made: dict[str, ShardRecord | None] = dict.fromkeys(shard.name for shard in chosen)
     with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
         scratch = LocalStorage(folder)
-        parts = _index(scratch, chosen, work, workers)
+        parts = _index(scratch, chosen, work, workers, read_blocked(storage))
         for shard, part in zip(chosen, parts, strict=True):
             if part.digest is None:  # no video was rejected, so it has none
                 continue
@@ -270,12 +271,13 @@ def _index(
     records: Sequence[ShardRecord],
     work: Sequence[Sequence[Source]],
     workers: int | None,
+    blocked: tuple[str, ...],
 ) -> list[Part]:
     # Keep high dynamic range: these videos were accepted before, by fastvid 0.2 always with their values as they are.
     settings = index_settings(None, records[0].profile.get("proof", Proof.SAMPLE), hdr=KEEP)
     found = SourceList(tuple(source for sources in work for source in sources), (), {})
     files = IndexFiles(scratch, found, settings, samples_per_shard=1, shards=work)
-    parts = Job(files, How(workers=workers)).run()
+    parts = Job(files, How(workers=workers)).run(blocked=blocked)
     for row in (row for part in parts for row in part.rows):
         if row["status"] != "packed":
             raise FormatError(

@@ -152,6 +152,7 @@ class Settings:
     # every damaged source. See `fastvid.sharding.encode.salvage`.
     max_bad_frames: str | None = None
     proof: Proof | None = None
+    hashed: bool = False  # whether videos in place are hashed, though their proof does not read them whole
 
     def __post_init__(self) -> None:
         if self.max_bad_frames is not None:

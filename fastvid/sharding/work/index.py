@@ -122,8 +122,9 @@ def index_clips(
             size, version = file.size, file.version
             report("index", _ANSWER_SECONDS + first.patience * limits.read_seconds(size))
             with source_errors(first):
-                if settings.proof is Proof.ALL and size <= limits.output_bytes:
-                    digest = sha256(file.whole())
+                is_whole = settings.proof is Proof.ALL and size <= limits.output_bytes
+                if is_whole or settings.hashed or settings.blocked:
+                    digest = file.sha256()
                     refuse_blocked(digest, settings.blocked)
                 found = index_in_place(file, limits, settings.proof or Proof.ALL, hdr=hdr)
     except (SourceError, MemoryError) as error:

@@ -1,5 +1,6 @@
 """Videos indexed in place, on a disk, in a store and on the web: what each shows, and files that change."""
 
+import hashlib
 import os
 import shutil
 import tarfile
@@ -336,6 +337,29 @@ def test_videos_are_added_in_place(mine, videos):
     assert main(["add", str(out), str(mine / "more"), "--workers", "1"]) == 0
     assert len(fastvid.open(out)) == len(before) + 1
     assert verify_dataset(str(out), workers=1).problems == []
+
+
+def test_blocked_bytes_are_refused_and_copies_found_though_nothing_was_hashed(mine, caplog, capsys):
+    out, path, other = str(mine / "set"), mine / "films" / "c" / "compact.mp4", mine / "other"
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert main(["remove", out, "--sha256", digest, "--reason", "ticket"]) == 0
+    assert "8 samples of unknown SHA-256" in caplog.text
+    assert "name them by --keys or --source" in caplog.text
+    other.mkdir()
+    shutil.copy(path, other / "again.mp4")
+    assert main(["add", out, str(other), "--workers", "1"]) == 3
+    assert "blocked: its bytes were taken down" in capsys.readouterr().out
+    shutil.copy(path, mine / "films" / "v" / "vp9.mp4")
+    with pytest.raises(FormatError, match="its bytes were taken down"):
+        reindex(out)
+    assert read_generation(LocalStorage(out))[1].number == 1
+    copies = mine / "copies"
+    copies.mkdir()
+    for name in "ab":
+        shutil.copy(path, copies / f"{name}.mp4")
+    index_videos([str(mine / "films" / "h")], mine / "new", workers=1)
+    assert main(["add", str(mine / "new"), str(copies), "--drop-duplicates", "--workers", "1"]) == 0
+    assert set("ab") & set(fastvid.open(mine / "new").keys.to_pylist()) == {"a"}
 
 
 def test_a_takedown_leaves_no_name_in_the_dataset(mine):
