@@ -25,6 +25,7 @@ DESCRIBED: Final = 1
 """Minor version of a packet sidecar (`.pkt`) whose rows of streams are DESCRIBED_DTYPE."""
 
 DATASET_JSON: Final = "dataset.json"
+EXPORT_RECORD: Final = "export.json"  # written last: dataset, generation, and the size and samples of each file
 GENERATIONS: Final = "generations"
 LEDGER: Final = "ledger.parquet"
 LEDGER_PARTS: Final = "ledger-parts"

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset, whole_file
-from fastvid.format.schema import FLOW, PICTURES, to_parquet
+from fastvid.format.schema import EXPORT_RECORD, FLOW, PICTURES, to_parquet
 from fastvid.format.tar import read_members, sample_groups, write_tar
 from fastvid.runtime import faults
 from fastvid.runtime.names import VIDEO_SUFFIXES
@@ -25,9 +25,6 @@ from fastvid.sharding.lerobot.export import lerobot_record, write_lerobot
 from fastvid.storage import Storage, open_storage
 
 _LOG = logging.getLogger(__name__)
-
-EXPORT_RECORD: Final = "export.json"
-"""Name of the file that an export writes last: dataset, generation, and the size and samples of each tar or video."""
 
 _UNFINISHED: Final = "export-unfinished.json"  # what the export is made from, until it is complete
 

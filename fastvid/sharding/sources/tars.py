@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from fastvid.errors import FormatError, UsageError
+from fastvid.format import schema
 from fastvid.format.annotations import annotation_table
 from fastvid.format.dataset import Dataset
 from fastvid.format.in_place import ListedFile, Root
@@ -72,6 +73,14 @@ class _Field:
         return int(self.kind == "json" and is_named)
 
 
+def _tars_in(root: str) -> list[str]:
+    """Return the tars in a folder, sorted by name; of an export, those in its folders."""
+    is_export = os.path.isfile(os.path.join(root, schema.EXPORT_RECORD))
+    folders = sorted(folder for folder, _, _ in os.walk(root)) if is_export else [root]
+    every = (os.path.join(folder, name) for folder in folders for name in sorted(os.listdir(folder)) if name[0] != ".")
+    return [path for path in every if path.endswith(".tar")]
+
+
 def find_tars(sources: Sequence[str]) -> list[str]:
     """Return the paths of the given tars and of those in the given folders, which are sorted by name."""
     found: dict[str, None] = {}
@@ -84,8 +93,7 @@ def find_tars(sources: Sequence[str]) -> list[str]:
         )
     for source in map(os.path.abspath, sources):
         if os.path.isdir(source):
-            names = sorted(name for name in os.listdir(source) if name.endswith(".tar") and not name.startswith("."))
-            found.update((os.path.join(source, name), None) for name in names)
+            found.update(dict.fromkeys(_tars_in(source)))
         elif os.path.isfile(source):
             found[source] = None
         else:
@@ -407,11 +415,11 @@ def _storable(found: SourceList) -> SourceList:
 
 
 def is_tar(root: str) -> bool:
-    """Return whether a path is a tar, or a folder of tars without videos."""
+    """Return whether a path is a tar, or a folder of tars without videos, or an export with tars in its folders."""
     if not os.path.isdir(root):
         return root.endswith(".tar")
     names = [name for name in os.listdir(root) if not name.startswith(".")]
-    return not any(map(is_video, names)) and any(name.endswith(".tar") for name in names)
+    return not any(map(is_video, names)) and bool(_tars_in(root))
 
 
 def find_tables(root: str) -> list[str]:

@@ -123,7 +123,7 @@ def test_several_labels_go_round_through_other_tools_tars(tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     run_job(str(tmp_path / "raw"), tmp_path / "d", annotations=f"jsonl:{tmp_path / 'rows.jsonl'}", workers=1)
     export_samples(str(tmp_path / "d"), str(tmp_path / "out"))
-    index_tars([str(path) for path in (tmp_path / "out").rglob("*.tar")], str(tmp_path / "back"), workers=1)
+    assert main(["index", str(tmp_path / "out"), "--out", str(tmp_path / "back"), "--workers", "1"]) == 0
     first, back = (fastvid.open(tmp_path / name) for name in ("d", "back"))
     assert first.classes == back.classes == ("jump", "run", "swim")
     assert several(first) == several(back) == labels
