@@ -19,18 +19,18 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_475,
-    "decode": 2_451,
-    "media": 2_261,
+    "format": 3_478,
+    "decode": 2_450,
+    "media": 2_265,
     "storage": 1_826,
     "videos": 788,
-    "sharding": 10_838,
-    "load": 5_834,
+    "sharding": 10_924,
+    "load": 5_836,
     "train": 6_526,
     "models": 1_049,
-    "cli": 1_389,
+    "cli": 1_406,
     "report": 417,
-    "runtime": 596,
+    "runtime": 593,
     "demo": 366,
     "tune": 535,
     "root": 172,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 49_223
+TESTS: Final = 49_574
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -24,9 +24,9 @@ from fastvid.sharding.change.takedown import (
     TakenDown,
     receipt_file,
     select_keys,
-    source_hashes,
     take_down,
 )  # fmt: skip
+from fastvid.sharding.job.ledger import source_hashes
 from fastvid.sharding.sets import Selection, SplitReport, make_subset, merge_datasets, split_samples
 from fastvid.sharding.sources.annotations import read_annotations
 from fastvid.storage import Storage, open_storage

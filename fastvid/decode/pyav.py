@@ -357,12 +357,8 @@ def open_context(codec: Codec, extradata: bytes) -> VideoCodecContext:
 
 
 def can_cut(info: StreamInfo) -> bool:
-    """Return whether clips cut out of decoded planes have the same pixels as decoded ones.
-
-    Stretched pictures are cut before they are stretched, and a decoder refuses a colour matrix that it does not know.
-    """
-    stretched = info.coded is not None and info.coded.stretches((info.height, info.width))
-    return info.matrix in COLORSPACE and not stretched
+    """Return whether clips cut out of decoded planes have the pixels of decoded ones: not if they are stretched."""
+    return info.matrix in COLORSPACE and not (info.coded and info.coded.stretches((info.height, info.width)))
 
 
 _BILINEAR: Final = 2  # SWS_BILINEAR

@@ -131,6 +131,7 @@ EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
             "wide = any(tensor.dtype is torch.float64 for tensor in self.tensors)",
             "torch has one object for each dtype",
         ),
+        ("@torch.no_grad()", "", "of `reduce`: the buffer and the anchor follow no gradient"),
     ),
     "fastvid/load/clips/views.py": (
         ("if self.num_crops == 3:", "if self.num_crops <= 3:", "the numbers below are refused, or returned before"),
