@@ -98,11 +98,15 @@ def test_tags_name_generations_and_are_all_that_is_left_of_old_ones(store):
     assert [g.number for g in history(store, read_head(store))] == [6, 5, 3, 2]
 
 
-def test_shards_of_videos_in_place_have_other_files_and_a_root():
+def test_shards_of_videos_in_place_have_other_files_and_a_root(store):
     packed, listed = SHARDS[0], replace(SHARDS[1], profile={"name": "in-place"}, signals="ef" * 32)
     assert (packed.suffixes, packed.data) == (("tar", "idx", "parquet", "pkt"), "data-000000.tar")
     assert listed.suffixes == ("files", "parquet", "pkt", "signals.parquet")
     assert listed.data == "data-000003.files"
+    record = json.loads(store.read(RECORD))["shards"]
+    assert ["signals" in shard for shard in record] == [False, False]
+    commit_generation(store, "made", replace(FIRST, number=2, shards=(packed, listed)), annotations())
+    assert read_generation(store)[1].shards == (packed, listed)
     placed = replace(FIRST, shards=(packed, listed), extras={"in-place": {"root": "/films"}})
     assert placed.root_of(packed) is None
     assert placed.root_of(listed) == Root("/films", "/films")

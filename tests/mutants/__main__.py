@@ -157,7 +157,7 @@ def change_of(diff: str) -> tuple[str, str]:
     """Return the lines that a mutant removes and adds, without indentation."""
     lines = [line for line in diff.splitlines() if not line.startswith(("---", "+++"))]
     parts = ([line[1:].strip() for line in lines if line.startswith(sign)] for sign in "-+")
-    removed, added = (" ".join(part) for part in parts)
+    removed, added = (" ".join(part).strip() for part in parts)
     return removed, added
 
 

@@ -10,6 +10,8 @@ _PIECES: Final = "the hash does not depend on the size of the pieces"
 _INSIDE: Final = "nobody passes it; init=False keeps programmers from it"
 _VIDEOS: Final = "  # bytes of packet tables that a process keeps: of about 1,500 videos of 300 packets"
 _UNPACKED: Final = "packed = zlib.decompressobj().decompress(times.data[_TICK.size :], 8 * (times.num_frames - 1)"
+_STREAM: Final = 'columns.append(facts.filter(pc.equal(facts["stream"], generation.streams'
+_HASHES: Final = '))["source_sha256"].combine_chunks())'
 _CHECKED: Final = "views: Views, sampler: object, spatial: Spatial"
 _COMMIT: Final = "storage: Storage, dataset_id: str, generation: Generation, annotations: pa.Table"
 
@@ -94,6 +96,11 @@ EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
         ),
     ),
     "fastvid/sharding/job/ledger.py": (
+        (
+            f"{_STREAM}[0]{_HASHES}",
+            f"{_STREAM}[ -1]{_HASHES}",
+            "all streams of a sample have the hash of its source",
+        ),
         ("@dataclass(frozen=True, slots=True)", "@dataclass(frozen=False, slots=True)", _FROZEN),
         (
             "return ledger_row(source, Outcome(-1, reason=reason, message=message), None)",
@@ -119,6 +126,11 @@ EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
         ("_READ: Final = 1 << 20", "_READ: Final = 1 << 19", _PIECES),
         ("_READ: Final = 1 << 20", "_READ: Final = 1 << 21", _PIECES),
         ("_READ: Final = 1 << 20", "_READ: Final = 1 + 20", _PIECES),
+        (
+            'parts.append("1 other" if len(counts) - top == 1 else f"{len(counts) - top} others")',
+            'parts.append("1 other" if len(counts) - top <= 1 else f"{len(counts) - top} others")',
+            "it is not called with fewer",
+        ),
     ),
     "fastvid/train/strategies/average.py": (
         (

@@ -102,8 +102,8 @@ def test_values_are_text_for_people():
         "packed": "1,234", "bytes.in": "2.05 kB", "seconds": "3 min 20 s", "rate": "0.6667", "dry": "True", "note": "-",
         "name": "a\\x1b[2J", "tries.seconds": "1.0 s", "tries.zone": "0.5",
     }  # fmt: skip
-    sizes = Counter({name: 10 - number for number, name in enumerate("abcdefg")})
-    assert values.shares(sizes).split(", ")[3:] == ["d 14 %", "3 others"]
+    sizes = Counter({name: 10 - number for number, name in enumerate("abcdefghij")})
+    assert values.shares(sizes).split(", ")[3:] == ["d 13 %", "6 others"]
     assert [values.shares(Counter("abcde"[:count])).split(", ")[-1] for count in (4, 5)] == ["d 25 %", "1 other"]
     assert values.json_text({"a": [math.nan, 1.5, (math.inf,)], "b": "x"}) == '{"a": [null, 1.5, [null]], "b": "x"}'
 

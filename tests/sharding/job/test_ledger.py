@@ -98,6 +98,9 @@ def test_the_ledger_has_every_row_once_sorted_by_source_and_the_job(store):
     table, job = read_ledger(store)
     assert table.to_pylist() == [rows[2], rows[0], rows[1]] == written.to_pylist()
     assert job == {"profile": "compact", "seconds": 3}
+    content = store.read(LEDGER)
+    write_ledger(store, iter(rows), {"seconds": 3, "profile": "compact"})
+    assert store.read(LEDGER) == content
     assert rows_table(iter(rows)).to_pylist() == table.to_pylist()
     assert table.schema.equals(LEDGER_SCHEMA)
     # That of another tool has no job.
