@@ -25,7 +25,7 @@ BUDGET: Final[dict[str, int]] = {
     "storage": 1_826,
     "videos": 788,
     "sharding": 10_924,
-    "load": 5_836,
+    "load": 5_837,
     "train": 6_526,
     "models": 1_049,
     "cli": 1_406,

@@ -205,8 +205,7 @@ class Assembler:
         spec, samples, valid, share = self._spec, plan.samples, plan.valid.copy(), plan.share
         valid[list(failed)] = False
         clips = np.repeat(valid, self._rules.num_views)
-        planned = share.shape[0] if share.shape else self._rules.num_frames
-        longest = planned or int(plan.lengths[clips].max(initial=1))
+        longest = plan.num_frames or int(plan.lengths[clips].max(initial=1))
         shape = (len(samples), *self._views, longest)
         frames = np.where(clips[:, None], plan.frames[:, :longest], -1).reshape(shape)
         seconds = np.where(clips[:, None], plan.seconds[:, :longest], -1).reshape(shape)

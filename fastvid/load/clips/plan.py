@@ -98,6 +98,11 @@ class Plan:
         self.windows: dict[int, AudioWindow] = {}  # the sound of each row
         self.sound_samples = 0  # samples of the longest sound of the global batch; 0 without sound
 
+    @property
+    def num_frames(self) -> int | None:
+        """Frames of every clip of the batch, padded ones included; None if that depends on the clips."""
+        return self.share.shape[0] if self.share.shape else self.rules.num_frames
+
     def place(self, number: int) -> ClipPlace:
         """Return where the packets of a canvas row are."""
         stream, clip = divmod(number, len(self.lengths))
@@ -324,8 +329,7 @@ class Planner:
 
     def _set_frames(self, plan: Plan, clips: Sequence[IntArray]) -> None:
         plan.lengths[:] = list(map(len, clips))
-        planned = plan.share.shape[0] if plan.share.shape else self.rules.num_frames
-        longest = max(1, int(plan.lengths.max()), planned or 0)
+        longest = max(1, int(plan.lengths.max()), plan.num_frames or 0)
         plan.frames = np.full((len(clips), longest), -1, dtype=np.int64)
         for into, clip in zip(plan.frames, clips, strict=True):
             into[: len(clip)] = clip
