@@ -246,7 +246,8 @@ def decode_audio(encoded: EncodedAudio | None, window: AudioWindow) -> AudioClip
     if encoded is None or not encoded.packets or not count:
         return clip
     mask[_heard(encoded, window)] = True
-    return AudioClip(_resample(_decode(encoded), encoded, window), rate, first / rate, mask)
+    # The filter rings on past the ends of the track.
+    return AudioClip(_resample(_decode(encoded), encoded, window) * mask, rate, first / rate, mask)
 
 
 def _heard(encoded: EncodedAudio, window: AudioWindow) -> slice:

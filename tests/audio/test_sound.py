@@ -94,7 +94,7 @@ def test_outside_the_track_it_is_silent_and_masked(clicks):
     heard = slice(16_000, 16_000 + FRAMES * 16_000 // FPS)
     assert whole.mask[heard].all()
     assert np.count_nonzero(whole.mask) == heard.stop - heard.start
-    assert not whole.data[:, : heard.start - 16].any()
+    assert not whole.data[:, ~whole.mask].any()  # the filter of the resampler rings past both ends
     assert clicks["aac-44100"].audio(7, 8).mask.sum() == 0
     mute = clicks["mute"].audio(rate=16_000)
     assert mute.data.shape == (1, FRAMES * 16_000 // FPS)
