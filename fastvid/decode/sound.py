@@ -25,11 +25,11 @@ from av.codec.context import CodecContext
 from av.filter import Graph
 
 from fastvid.decode.clips import reading
-from fastvid.errors import DecodeError, UsageError
+from fastvid.errors import DecodeError
 from fastvid.format.mp4 import AudioTrack, find_moov, read_sound_track
 from fastvid.format.shard import BlockReader, Shard
 from fastvid.runtime.arrays import BoolArray, Float32Array, IntArray
-from fastvid.runtime.values import check_integer
+from fastvid.runtime.values import check_integer, check_switches
 
 MOST_RATE: Final = 768_000
 """Highest sample rate, in samples per second: four times that of studio recordings."""
@@ -58,8 +58,7 @@ class Audio:
 
     def __post_init__(self) -> None:
         check_rate(self.rate)
-        if not isinstance(self.mono, bool):
-            raise UsageError(f"mono is {self.mono!r}, expected True or False")
+        check_switches(mono=self.mono)
 
     @property
     def channels(self) -> int:

@@ -13,7 +13,15 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD, Layout, Pixels
 from fastvid.errors import UsageError
 from fastvid.runtime.names import meant
-from fastvid.runtime.values import check_channels, check_choice, check_integers, check_kind, check_seconds, check_share
+from fastvid.runtime.values import (
+    check_channels,
+    check_choice,
+    check_integers,
+    check_kind,
+    check_seconds,
+    check_share,
+    check_switches,
+)
 
 Kind = Literal["thread", "process"]
 
@@ -62,7 +70,7 @@ class Output:
         object.__setattr__(self, "dtype", dtype)
         for name in ("mean", "std"):
             object.__setattr__(self, name, check_channels(name, getattr(self, name), _MOST))
-        check_kind("channels_last", self.channels_last, bool, use="True or False")
+        check_switches(channels_last=self.channels_last)
         _ = self.pixels  # raises an error if std is zero, or dtype or layout is invalid
         check_choice("collate", self.collate, get_args(Collate))
         check_choice("resize", self.resize, get_args(Resize))
@@ -142,7 +150,7 @@ class Workers:
         check_integers(1, num_threads=self.num_threads, device_lanes=self.device_lanes, prefetch=self.prefetch)
         check_integers(0, num_fetchers=self.num_fetchers)
         check_kind("decoder", self.decoder, str, Backend, use="'auto', 'pyav' or another name")
-        check_kind("show_stats", self.show_stats, bool, use="True or False")
+        check_switches(show_stats=self.show_stats)
         if self.stats_file is not None:
             check_kind("stats_file", self.stats_file, str, os.PathLike, use="the path of a file")
         check_seconds(timeout=self.timeout, clip_timeout=self.clip_timeout)

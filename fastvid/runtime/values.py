@@ -135,6 +135,12 @@ def check_kind(name: str, value: object, *kinds: type, use: str) -> None:
         raise UsageError(f"{name} is {value!r}, expected {expected}", hint=f"use {use}")
 
 
+def check_switches(**values: bool) -> None:
+    """Raise UsageError unless values, given by name, are True or False."""
+    for name, value in values.items():
+        check_kind(name, value, bool, use="True or False")
+
+
 def check_seconds(**values: float) -> None:
     """Raise UsageError unless numbers of seconds, given by name, are positive and finite."""
     for name, value in values.items():

@@ -200,6 +200,8 @@ def test_other_words_are_answered_with_the_right_one(options, hint):
         (lambda: ExactSampler(FakeDataset(4), global_batch_size=2), "clips is a FakeDataset, expected a ClipDataset"),
         (lambda: make(FakeDataset(4), frames=Segments), "which is no sampler"),
         (lambda: Segments("8"), "num_segments is '8', expected an integer"),
+        (lambda: Segments(8, jitter="no"), "jitter is 'no', expected bool"),
+        (lambda: Window(seconds=2, fps=4, jitter=0), "jitter is 0, expected bool"),
         (lambda: Dense(8.5, 2), "num_frames is 8.5, expected an integer"),
         (lambda: Uniform(float("nan")), "num_frames is nan, expected an integer"),
         (lambda: Window(fps="24"), "fps is '24'"),

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fastvid.errors import UsageError
 from fastvid.load.after.transform import Program, TransformDraws, change_rows, column, run_programs
-from fastvid.runtime.values import check_bounds, check_channels, check_integer, check_share
+from fastvid.runtime.values import check_bounds, check_channels, check_integer, check_share, check_switches
 
 Weights = tuple[float, ...]
 
@@ -288,6 +288,7 @@ class RandAugment(_Programs):
     def __post_init__(self) -> None:
         check_integer("num_ops", self.num_ops, 1)
         check_integer("num_magnitude_bins", self.num_magnitude_bins, 2)
+        check_switches(geometric=self.geometric)
         if not 0 <= check_integer("magnitude", self.magnitude) < self.num_magnitude_bins:
             hint = "lower magnitude, or raise num_magnitude_bins"
             raise UsageError(f"magnitude is {self.magnitude}, expected 0 to {self.num_magnitude_bins - 1}", hint=hint)

@@ -28,7 +28,7 @@ from fastvid.decode.request import Box
 from fastvid.errors import UsageError
 from fastvid.load.order.draws import BatchDraws, Draws, Purpose
 from fastvid.runtime.arrays import IntArray
-from fastvid.runtime.values import check_bounds, check_integers, check_numbers, check_share, is_number
+from fastvid.runtime.values import check_bounds, check_integers, check_numbers, check_share, check_switches, is_number
 
 Size = tuple[int, int]
 """Height and width in pixels."""
@@ -280,6 +280,7 @@ class MultiScaleCrop(Sized):
         if not self.scales or not all(0 < scale <= 1 for scale in self.scales):
             raise UsageError(f"scales are {self.scales}, expected at least one, each 0 < scale <= 1")
         check_integers(0, max_distort=self.max_distort)
+        check_switches(more_fix_crop=self.more_fix_crop)
 
     numbers: ClassVar[int] = 2
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from fastvid.errors import FastvidError, UsageError
 from fastvid.load.order.draws import BatchDraws, Draws, Purpose
 from fastvid.runtime.arrays import FloatArray, IntArray
-from fastvid.runtime.values import check_choice, check_integer
+from fastvid.runtime.values import check_choice, check_integer, check_switches
 
 NO_ANNOTATIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -235,6 +235,7 @@ class Segments(BatchSampler):
 
     def __post_init__(self) -> None:
         check_counts(self, "num_segments", "length")
+        check_switches(jitter=self.jitter)
 
     @property
     def num_frames(self) -> int:
@@ -308,6 +309,7 @@ class Dense(BatchSampler):
 
     def __post_init__(self) -> None:
         check_counts(self, "num_frames", "stride")
+        check_switches(jitter=self.jitter)
         check_choice("short", self.short, get_args(Short))
 
     def of_length(self, length: int) -> Self:

@@ -29,7 +29,7 @@ from fastvid.load.clips.sampling import (
 )
 from fastvid.load.order.draws import BatchDraws, Purpose
 from fastvid.runtime.arrays import FloatArray, IntArray
-from fastvid.runtime.values import check_least, check_numbers
+from fastvid.runtime.values import check_least, check_numbers, check_switches
 
 _NEAR: Final = 1e-6
 """Tolerance in frames of the roundings above: far above float64's error for videos of days, far below one frame."""
@@ -157,6 +157,7 @@ class Window(BatchSampler):
 
     def __post_init__(self) -> None:
         check_counts(self, "num_frames")
+        check_switches(jitter=self.jitter)
         for name in ("seconds", "fps"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _positive(name, getattr(self, name)))
