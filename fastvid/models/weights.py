@@ -147,9 +147,11 @@ def load_weights(
     prefix = "" if backbone is model else "backbone."
     head_name = getattr(backbone, "head_name", "fc")
     origin, plain = plain_names(state, head_name)
-    found = {f"{prefix}{plain[key]}": key for key in state}
-
-    wanted = model.state_dict()
+    wanted, found = model.state_dict(), {}
+    for key in state:
+        # The model's own names come first: a model may have other parts beside its backbone.
+        names = (key, _WRAPPERS.sub("", key), f"{prefix}{plain[key]}")
+        found[next((name for name in names if name in wanted), names[-1])] = key
     skipped = () if head else tuple(key for key in wanted if key.startswith(f"{prefix}{head_name}."))
     filled: dict[str, Tensor] = {}
     inflated: list[str] = []

@@ -109,13 +109,19 @@ def test_imagenet_weights_are_inflated_for_3d_nets():
     assert torch.equal(model.backbone.layer4[1].conv1.weight, torch.stack([conv / 3] * 3, dim=2))
 
 
-def test_own_checkpoints_load_with_and_without_wrapper_prefixes(tmp_path):
-    model = build("tsm-r18", CLASSES, FRAMES, width=WIDTH)
+def parts():
+    """A model of a user's own, with parts beside its backbone."""
+    return nn.ModuleDict({name: nn.Linear(3, 3) for name in ("backbone", "fc")})
+
+
+@pytest.mark.parametrize("make", [lambda: build("tsm-r18", CLASSES, FRAMES, width=WIDTH), parts])
+def test_own_checkpoints_load_with_and_without_wrapper_prefixes(tmp_path, make):
+    model = make()
     wrapped = {f"module._orig_mod.{key}": tensor for key, tensor in model.state_dict().items()}
     torch.save({"state_dict": wrapped, "epoch": 3, "best": 71.5}, tmp_path / "run.pt")
     torch.save(model.state_dict(), tmp_path / "bare.pt")
     for file in ("run.pt", "bare.pt"):
-        other = build("tsm-r18", CLASSES, FRAMES, width=WIDTH)
+        other = make()
         report = load_weights(other, tmp_path / file)
         assert report.origin == "fastvid"
         assert report.complete
