@@ -185,6 +185,10 @@ class ModelCost:
         return f"{self.parameters / 1e6:.2f} M parameters, {self.macs / 1e9:.2f} G multiply-adds at {size}"
 
 
+UNCOUNTED = (RuntimeError, TypeError)
+"""What `model_cost` raises for a user's model with operations that the meta device does not support."""
+
+
 def model_cost(model: nn.Module, input_shape: Sequence[int]) -> ModelCost:
     """Count parameters, and the multiply-adds of one forward on an input of this shape.
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fastvid.errors import FastvidError, StorageError, UsageError
-from fastvid.models.zoo import model_cost
+from fastvid.models.zoo import UNCOUNTED, model_cost
 from fastvid.runtime.names import check_keywords, import_name
 from fastvid.runtime.values import duration, json_text
 from fastvid.train.config.config import Config
@@ -133,8 +133,7 @@ def clip_flops(config: Config, model: nn.Module) -> int | None:
     shape = config.data.clip_shape
     try:
         return None if shape is None else model_cost(model, shape).training_flops
-    except (RuntimeError, NotImplementedError, TypeError):
-        # A user-defined model may use operations that the meta device does not support.
+    except UNCOUNTED:
         return None
 
 

@@ -22,9 +22,10 @@ from fastvid.errors import FormatError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.order.epoch import rank_slice
 from fastvid.load.order.mixture import parts_of
-from fastvid.models.zoo import model_cost
+from fastvid.models.zoo import UNCOUNTED, model_cost
 from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config
+from fastvid.train.loop.loop import micro_batches
 from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.parts.optim import state_per_weight
 from fastvid.train.ranks import Member
@@ -70,7 +71,7 @@ def _check_model(config: Config, world_size: int, sharing: int, source: assemble
     _check_writable(Path(config.run.out))
     first, end = rank_slice(batches.size, sharing - 1, sharing, data.group_size)
     rows = end - first
-    micro = min(rows, config.run.micro_batch_size or rows)
+    slices = micro_batches(rows, config.run.micro_batch_size, data.group_size)
     schedule = run.replica.schedule
     steps = batches.count(0)
     return {
@@ -83,24 +84,28 @@ def _check_model(config: Config, world_size: int, sharing: int, source: assemble
         "classes": config.model.num_classes,
         "world_size": world_size,
         "clips_per_rank": rows,
-        "micro_batches": math.ceil(rows / micro),
+        "micro_batches": len(slices),
         "steps_per_epoch": steps,
         "steps": steps * config.run.epochs,
         "samples_dropped_per_epoch": batches.num_samples - per_epoch,
         "lr_first": schedule.lr(0),
         "lr_highest": max(schedule.lr(round(schedule.total * part / 200)) for part in range(200)),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        **_cost(config, model, rows, micro, per_epoch),
+        **_cost(config, model, rows, max(part.stop - part.start for part in slices), per_epoch),
     }
 
 
 def _cost(config: Config, model: nn.Module, rows: int, micro: int, per_epoch: int) -> dict[str, Any]:
-    """Return FLOPs and memory; empty for models that take anything but RGB clips."""
+    """Return FLOPs and memory; empty for models that take other than RGB clips, or that the meta device cannot run."""
     shape = config.data.clip_shape
     if shape is None or type(config.task).inputs is not Task.inputs:
         return {}
-    cost = model_cost(model, shape)
-    memory = estimate(config, model, rows=rows, micro=micro, shape=shape)
+    try:
+        cost = model_cost(model, shape)
+        memory = estimate(config, model, rows=rows, micro=micro, shape=shape)
+    except UNCOUNTED as error:
+        log.warning("multiply-adds and memory are unknown: %s", error)
+        return {}
     return {
         "gmacs_per_clip": cost.macs / 1e9,
         "pflops": cost.training_flops * per_epoch * config.run.epochs / 1e15,
@@ -133,7 +138,8 @@ def estimate(config: Config, model: nn.Module, *, rows: int, micro: int, shape: 
     weights = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     trainable = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     moments = round(state_per_weight(config.optim) * trainable) + (weights if config.optim.ema_decay is not None else 0)
-    kept = activation_bytes(model, shape)
+    # Of a whole micro-batch, because layers may combine clips, as ghost norm does.
+    kept = activation_bytes(model, (micro, *shape[1:]))
     if config.run.amp != "off":
         kept //= 2
     clip = 4 * math.prod(shape)
@@ -141,7 +147,7 @@ def estimate(config: Config, model: nn.Module, *, rows: int, micro: int, shape: 
         "weights": weights,
         "gradients": trainable,  # DDP's buckets share this memory
         "optimizer": moments,
-        "activations": kept * micro,
+        "activations": kept,
         "batches": clip * rows,
     }
 

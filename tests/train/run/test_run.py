@@ -273,6 +273,33 @@ def test_a_dry_run_counts_steps_and_detects_missing_files(folder, tmp_path, caps
     assert tar.name in capsys.readouterr().err
 
 
+class Asks(nn.Linear):
+    """A net that looks at the values of its clips, which the meta device does not have."""
+
+    def __init__(self, num_classes, **_options):
+        super().__init__(3, num_classes)
+
+    def forward(self, video):
+        assert video.isfinite().all()
+        return super().forward(video.mean((2, 3, 4)))
+
+
+@pytest.mark.parametrize(
+    ("change", "passes"),
+    [
+        ("data.group_size=2 model.ghost_norm=true", 1),
+        ("data.group_size=4 data.global_batch_size=12 run.micro_batch_size=6", 3),
+        (f"model.name={__name__}:Asks run.micro_batch_size=3", 2),
+    ],
+)
+def test_a_dry_run_passes_groups_together_and_any_model(folder, tmp_path, capsys, change, passes):
+    words = ["train", str(folder / "recipe.py"), f"run.out={tmp_path}", *change.split()]
+    assert fastvid_command([*words, "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["micro_batches"] == passes
+    assert ("memory_gib" in found) == ("Asks" not in change)
+
+
 def test_a_run_stopped_by_sigterm_writes_a_checkpoint_and_resumes(folder):
     out = folder / "terminated"
     changes = [f"run.out={out}", "run.epochs=1000", "run.eval_every_epochs=1000", "run.checkpoint_every_s=1000"]
