@@ -25,8 +25,8 @@ from fastvid.load.order.mixture import parts_of
 from fastvid.models.zoo import UNCOUNTED, model_cost
 from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config
-from fastvid.train.loop.loop import micro_batches
-from fastvid.train.loop.strategy import strategy_of
+from fastvid.train.loop.loop import Trainer, micro_batches
+from fastvid.train.loop.strategy import build_strategy, strategy_of
 from fastvid.train.parts.optim import state_per_weight
 from fastvid.train.ranks import Member
 from fastvid.train.run import assemble
@@ -57,12 +57,13 @@ def _check_model(config: Config, world_size: int, sharing: int, source: assemble
     """Check one model, whose batches are divided among `sharing` ranks."""
     member = Member(World(), torch.device("cpu"))
     run = assemble.Run.of(config, member, Member(World(0, sharing), member.device), source)
+    config, train_set, eval_set, model = run.config, run.train_set, run.eval_set, run.replica.model
+    if run.state is not None:
+        strategy = build_strategy(config.sync, member, config.sync_options)
+        Trainer(config, member, run.replica, run.loader, strategy).load_state_dict(run.state)
     run.loader.close()
     if run.eval_data is not None:
         run.eval_data.close()
-    config, train_set, eval_set, model = run.config, run.train_set, run.eval_set, run.replica.model
-    if run.state is not None:
-        run.replica.load_state_dict(run.state["replica"])
     sets = parts_of(train_set)
     shards = [size for dataset in sets for size in check_files(dataset).values()]
     data = config.data
