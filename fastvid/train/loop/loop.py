@@ -242,10 +242,15 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a checkpoint; call it before `fit`, with the same state on every rank."""
-        if state["strategy"]["name"] != self.config.sync:
-            raise StateError(
-                f"checkpoint was written with sync={state['strategy']['name']}, this run uses sync={self.config.sync}"
-            )
+        for name, before, now in (
+            ("sync", state["strategy"]["name"], self.config.sync),
+            ("optim.name", state["config"]["optim"]["name"], self.config.optim.name),
+        ):
+            if before != now:
+                raise StateError(
+                    f"checkpoint was written with {name}={before}, this run uses {name}={now}",
+                    hint="use another run.out; model.weights= takes the weights of the checkpoint's file",
+                )
         self.replica.load_state_dict(state["replica"])
         if broken := self.replica.nonfinite():
             raise StateError(

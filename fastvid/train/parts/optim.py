@@ -327,8 +327,8 @@ _TSM_BIAS = 2.0
 _TSM_HEAD_WEIGHT = 5.0
 _TSM_HEAD_BIAS = 10.0
 
-# Settings of torch's optimizers that choose a kernel and do not affect the result.
-_KERNELS = ("foreach", "fused", "capturable")
+# Settings of the groups of a user's optimizer that are fastvid's, or choose one of torch's kernels.
+_OURS = ("lr_mult", "weight_decay", "foreach", "fused", "capturable")
 
 # Groups with weight decay, whose steps LARS and LAMB scale by layer.
 _ADAPTED = ("weight", "head_weight")
@@ -409,12 +409,20 @@ def _facts(group: Mapping[str, Any]) -> tuple[float | None, list[int]]:
     return group.get("lr_mult"), [id(parameter) for parameter in group["params"]]
 
 
-def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Restore an optimizer's state, which may come from another device; keep this device's choice of kernels."""
-    chosen = [{name: group[name] for name in _KERNELS if name in group} for group in optimizer.param_groups]
+def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any], config: OptimConfig | None = None) -> None:
+    """Restore an optimizer's state, which may come from another device; the settings are those of this run.
+
+    `config`: of an optimizer that may be a user's own, whose groups may also hold numbers that steps change.
+    """
+    own = config is not None and ":" in config.name
+    decided = (*_OURS, *config.options) if config is not None and own else ()
+    chosen = [
+        {name: value for name, value in group.items() if name != "params" and (name in decided or not own)}
+        for group in optimizer.param_groups
+    ]
     optimizer.load_state_dict(dict(state))
-    for group, own in zip(optimizer.param_groups, chosen, strict=True):
-        group |= own
+    for group, settings in zip(optimizer.param_groups, chosen, strict=True):
+        group |= settings
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:

@@ -243,7 +243,7 @@ class Replica:
         """Restore a state."""
         try:
             self.model.load_state_dict(state["model"])
-            load_optimizer(self.optimizer, state["optimizer"])
+            load_optimizer(self.optimizer, state["optimizer"], self.schedule.optim)
             if self.average is not None and state.get("average") is not None:
                 self.average.module.load_state_dict(state["average"])
             elif self.average is not None:

@@ -87,6 +87,22 @@ def test_a_class_of_torch_is_an_optimizer_as_it_is():
     assert state_per_weight(amsgrad) == pytest.approx(3, abs=1e-3)
 
 
+@pytest.mark.parametrize("name", ["sgd", f"{HERE}:Own.any_sgd"])
+def test_a_restored_optimizer_has_the_settings_of_this_run(name):
+    def made(momentum, decay):
+        own = {"options": {"momentum": momentum, "lr": 1.0}} if name != "sgd" else {"momentum": momentum}
+        model, optim = toy.net(), replace(BASE, name=name, weight_decay=decay, **own)
+        return Replica(model, make_optimizer(model, optim), schedule(optim))
+
+    before, after = made(0.9, 0.1), made(0.5, 0.2)
+    before.optimizer.param_groups[0]["steps"] = 7  # as optimizers without a schedule count there
+    after.load_state_dict(before.state_dict())
+    first, *_ = groups = after.optimizer.param_groups
+    assert {group["momentum"] for group in groups} == {0.5}
+    assert max(group["weight_decay"] for group in groups) == 0.2
+    assert first["steps"] == 7
+
+
 def test_an_own_schedule_follows_warm_up_by_samples():
     own = replace(BASE, decay=f"{HERE}:linear", decay_options={"end": 0.2}, warmup_epochs=0.4)
     made = schedule(own)

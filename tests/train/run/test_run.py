@@ -351,6 +351,7 @@ def test_labels_can_come_from_another_column(folder):
             "another sampler",
         ),
         (["sync=kavg", "run.out={done}"], StateError, "written with sync=ddp, this run uses sync=kavg"),
+        (["optim.name=lars", "run.out={done}"], StateError, "with optim.name=sgd, this run uses optim.name=lars"),
         (["run.out=s3://bucket/run"], UsageError, "expected a local folder"),
     ],
 )

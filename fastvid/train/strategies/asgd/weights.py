@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fastvid.errors import StateError
+from fastvid.train.parts.optim import load_optimizer
 from fastvid.train.records.checkpoint import snapshot
 from fastvid.train.strategies.average import statistics
 from fastvid.train.strategies.link import crc32
@@ -148,7 +149,7 @@ class Weights:
         with self._lock, torch.no_grad():
             self._leave_to_readers()
             self._values.copy_(state["values"])
-            self.optimizer.load_state_dict(snapshot(state["optimizer"]))
+            load_optimizer(self.optimizer, snapshot(state["optimizer"]))
             self.version, self._snapshot = int(state["version"]), None
 
 
