@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import pickle
 import re
 from collections.abc import Mapping
@@ -155,7 +156,7 @@ class Checkpoints:
     def note(self, samples: int, score: float) -> bool:
         """Record the score of the checkpoint after `samples` samples if it is the best so far.
 
-        A damaged record is replaced.
+        A damaged record is replaced. A score that is not finite, as of no sample, is never the best.
 
         Returns:
             Whether it is now the best.
@@ -167,7 +168,7 @@ class Checkpoints:
             log.warning("%s; replaced", error.message)
             best = None
         name = next((name for name in reversed(self.names()) if _samples(name) == samples), None)
-        if name is None or (best is not None and best[0] != name and best[1] >= score):
+        if name is None or not math.isfinite(score) or (best is not None and best[0] != name and best[1] >= score):
             return False
         note = {"name": name, "score": score, "samples": samples}
         self.storage.write(BEST, (json_text(note) + "\n").encode())

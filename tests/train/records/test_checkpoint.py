@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -138,7 +139,7 @@ def test_the_best_checkpoint_is_kept_in_addition_to_the_newest(tmp_path):
     with pytest.raises(UsageError, match="no best checkpoint"):
         checkpoints.find("best")
     noted = []
-    for samples, score in ((8, 30.0), (16, 50.0), (24, 50.0), (32, 20.0), (40, 49.0)):
+    for samples, score in ((8, 30.0), (16, 50.0), (24, 50.0), (32, math.nan), (40, 49.0)):
         checkpoints.save({"samples": samples}, samples)
         noted.append(checkpoints.note(samples, score))
     assert noted == [True, True, False, False, False]
