@@ -110,9 +110,10 @@ class EvalReport:
         return {**self.score.as_row(), "protocol": self.protocol, "views": self.num_views}
 
 
-def report(task: Task, gathered: Gathered, num_views: int, protocol: str, names: Sequence[str]) -> EvalReport:
+def report(task: Task, gathered: Gathered, num_views: int, protocol: str, known: Sequence[str]) -> EvalReport:
     """Score the samples whose views were all seen, from the predictions of all ranks."""
     predictions, targets, scored = gathered.means(num_views)
+    names = output_names(known, predictions.shape[1])
     if len(targets) < len(scored):
         log.warning("only %d of %d samples were scored: the others failed to decode", len(targets), len(scored))
     numbers = task.score(predictions, targets)
@@ -145,8 +146,7 @@ def _score(config: Config, checkpoint: str | None, asked: Views, protocol: str, 
         add_batch(model, batch, gathered, member, config)
     strategy = Strategy(member)
     gathered.add_up(lambda values: strategy.total(values)())
-    names = output_names(config.task.names(train, config.data), config)
-    return report(config.task, gathered, asked.num_views, protocol, names)
+    return report(config.task, gathered, asked.num_views, protocol, config.task.names(train, config.data))
 
 
 @torch.no_grad()
@@ -189,10 +189,9 @@ def _one_view_a_row(batch: Batch) -> Batch:
     return Batch({name: repeated(name, value) for name, value in batch.items()})
 
 
-def output_names(known: Sequence[str], config: Config) -> list[str]:
-    """Return `known`, the names of the outputs, if the model has as many outputs, else their numbers as names."""
-    count = config.model.num_classes
-    return list(known) if count is None or len(known) == count else [str(number) for number in range(count)]
+def output_names(known: Sequence[str], count: int) -> list[str]:
+    """Return `known`, the names of the outputs, if there are `count` outputs, else their numbers as names."""
+    return list(known) if len(known) == count else [str(number) for number in range(count)]
 
 
 def check_predicts(task: Task, command: str) -> None:
@@ -294,7 +293,6 @@ def predict(
     config = replace(config, data=data)
     member = Member(World(), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     config, model, _ = trained(config, checkpoint, member)
-    names = output_names(known_classes(config), config)
     with tempfile.TemporaryDirectory(prefix="fastvid-predict-") as folder:
         keys = _encoded(config, videos, folder)
         dataset = open_dataset(folder)
@@ -306,6 +304,7 @@ def predict(
             first = batch.frame_index.flatten(1)[:, : config.data.num_frames]
             frames |= {key: tuple(shown) for key, shown in zip(batch.key, first.tolist(), strict=True)}
         means, _, _ = gathered.means(asked.num_views)
+        names = output_names(known_classes(config), means.shape[1])
         ranked, predictions = config.task.probabilities, []
         for video, key in zip(videos, keys, strict=True):
             values = means[dataset.find(key)]

@@ -224,7 +224,13 @@ class Classification(Task):
         return bool(self.mixup or self.cutmix)
 
     def _losses(self, logits: Tensor, label: Tensor) -> Tensor:
-        return functional.cross_entropy(logits, label, reduction="none", label_smoothing=self.label_smoothing)
+        try:
+            return functional.cross_entropy(logits, label, reduction="none", label_smoothing=self.label_smoothing)
+        except IndexError as error:
+            raise UsageError(
+                f"the model returned logits {list(logits.shape)}, fewer than there are classes: {error}",
+                hint="return one logit per class for each clip",
+            ) from error
 
 
 def _hits(scores: Tensor, label: Tensor) -> dict[str, Tensor]:

@@ -274,10 +274,10 @@ def test_a_dry_run_counts_steps_and_detects_missing_files(folder, tmp_path, caps
 
 
 class Asks(nn.Linear):
-    """A net that looks at the values of its clips, which the meta device does not have."""
+    """A net that looks at the values of its clips, which the meta device does not have. It has an output too many."""
 
     def __init__(self, num_classes, **_options):
-        super().__init__(3, num_classes)
+        super().__init__(3, num_classes + 1)
 
     def forward(self, video):
         assert video.isfinite().all()
@@ -298,6 +298,19 @@ def test_a_dry_run_passes_groups_together_and_any_model(folder, tmp_path, capsys
     found = json.loads(capsys.readouterr().out)
     assert found["micro_batches"] == passes
     assert ("memory_gib" in found) == ("Asks" not in change)
+
+
+def test_outputs_of_another_number_than_classes_have_numbers(folder, tmp_path, capsys):
+    words = [str(folder / "recipe.py"), f"run.out={tmp_path}", "run.epochs=1", f"model.name={__name__}:Asks"]
+    for command in (
+        ["train", *words, "--json"],
+        ["eval", *words, "--json"],
+        ["predict", *words, str(folder / "0.mp4"), "--json"],
+    ):
+        assert fastvid_command(command) == 0
+    _, scored, predicted = (json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{"))
+    assert [row["class"] for row in scored["classes"]] == ["0", "1", "2"]
+    assert {row["class"] for row in predicted["top"]} == {"0", "1", "2"}
 
 
 def test_a_run_stopped_by_sigterm_writes_a_checkpoint_and_resumes(folder):

@@ -232,6 +232,7 @@ def test_fit_trains_a_module_or_a_function_and_names_what_does_not_fit(folder, t
     for task, message in (
         (Scalar(), r"Scalar.loss returned float32 \[\], expected floating point \[8\]"),
         (MultiLabel("actions"), r"logits \[8, 1\], expected \[8, 2\]"),
+        (Classification(), r"logits \[8, 1\], fewer than there are classes"),
         (Task(), "expected a tensor or something with 'loss'"),
     ):
         with pytest.raises(UsageError, match=message):
