@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fastvid.errors import UsageError
-from fastvid.runtime.values import check_choice
+from fastvid.runtime.values import check_choice, check_share
 
 
 class DropPath(nn.Module):
@@ -235,6 +235,7 @@ class ResNet(nn.Module):
         for name, value in (("num_classes", num_classes), ("width", width), ("in_channels", in_channels)):
             if value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}")
+        check_share("dropout", dropout)
         block, blocks = DEPTHS[depth]
         self.depth = depth
         self.conv1 = nn.Conv2d(in_channels, width, 7, stride=2, padding=3, bias=False)

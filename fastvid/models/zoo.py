@@ -29,7 +29,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ from fastvid.errors import UsageError
 from fastvid.models import i3d, tsn, two_stream
 from fastvid.models.resnet import DEPTHS
 from fastvid.runtime.names import accepted, check_keywords, import_name
-from fastvid.runtime.values import check_choice
+from fastvid.runtime.values import check_choice, check_hint
 
 INPUT_LAYOUT = "BCTHW"
 _FRAMES_FIRST = "BTCHW"
@@ -67,12 +67,13 @@ def names() -> list[str]:
     return sorted(_BUILDERS)
 
 
-def options(name: str) -> list[str]:
-    """Return the options of a model of the zoo, such as ``width`` or ``recompute``."""
+def options(name: str) -> dict[str, Any]:
+    """Return the types of the options of a model of the zoo, such as ``width`` or ``recompute``, by name."""
     parameters = inspect.signature(_builder(name), eval_str=True).parameters
-    own = [option for option in parameters if option not in ("num_classes", "num_frames", "options")]
-    (passed_on,) = get_args(parameters["options"].annotation)  # of Unpack
-    return [*passed_on.__annotations__, *own]
+    own = {option: one.annotation for option, one in parameters.items()}
+    (passed_on,) = get_args(own.pop("options"))  # of Unpack
+    del own["num_classes"], own["num_frames"]
+    return {**get_type_hints(passed_on), **own}
 
 
 def build(
@@ -109,12 +110,15 @@ def build(
         return _build_foreign(name, getattr(name, "__name__", repr(name)), sizes, model_options)
     if ":" in name:
         return _build_foreign(import_name("model.name", name), name, sizes, model_options)
-    unknown = sorted(model_options.keys() - set(options(name)))
+    known = options(name)
+    unknown = sorted(model_options.keys() - known.keys())
     if unknown:
         raise UsageError(
             f"model {name!r} has no option {', '.join(map(repr, unknown))}",
-            hint=f"use any of {', '.join(options(name))}",
+            hint=f"use any of {', '.join(known)}",
         )
+    for option, value in model_options.items():
+        check_hint(f"model.options.{option}", value, known[option])
     if num_classes is None:
         raise UsageError("the number of classes is unknown: the dataset has none", hint="set model.num_classes")
     model = _builder(name)(num_classes=num_classes, num_frames=num_frames, **model_options)

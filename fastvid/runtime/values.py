@@ -12,7 +12,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any, Final, TypeVar
+from dataclasses import fields
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -139,6 +142,43 @@ def check_switches(**values: bool) -> None:
     """Raise UsageError unless values, given by name, are True or False."""
     for name, value in values.items():
         check_kind(name, value, bool, use="True or False")
+
+
+EXPECTED: Final[dict[Any, str]] = {
+    str: "a text", bool: "true or false", int: "a whole number", float: "a number", NoneType: "none",
+    tuple: "a tuple", Mapping: "a mapping",
+}  # fmt: skip
+"""Types in words, for messages."""
+
+_NUMBERS: Final[dict[Any, Any]] = {int: Integral, float: Real}  # of any library
+
+
+def check_fields(name: str, record: Any) -> None:
+    """Check the fields of a dataclass object against their types, see `check_hint`; `name`: of the object."""
+    hints = get_type_hints(type(record))
+    for field in fields(record):
+        check_hint(f"{name}.{field.name}", getattr(record, field.name), hints[field.name])
+
+
+def check_hint(name: str, value: object, hint: Any) -> None:
+    """Raise UsageError unless a value fits a type hint of plain types; types that `EXPECTED` lacks pass."""
+    if get_origin(hint) is Literal:
+        check_choice(name, value, get_args(hint))
+    elif not _fits(value, hint):
+        inner = get_args(hint) or (hint,)
+        single = get_origin(hint) is tuple and _fits(value, inner[0])
+        kinds = inner if get_origin(hint) in (Union, UnionType) else (hint,)
+        told = " or ".join(EXPECTED.get(get_origin(kind) or kind, str(kind)) for kind in kinds)
+        raise UsageError(f"{name} is {value!r}, expected {told}", hint=f"write ({value!r},)" if single else None)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if kind is tuple:
+        return isinstance(value, (tuple, list)) and all(_fits(one, inner[0]) for one in value)
+    return kind not in EXPECTED or isinstance(value, _NUMBERS.get(kind, kind))
 
 
 def check_seconds(**values: float) -> None:

@@ -21,7 +21,7 @@ from fastvid.load.after.chain import CallableTransform
 from fastvid.runtime.names import meant
 from fastvid.train.config import overrides
 from fastvid.train.config.data import DataConfig, ShardConfig
-from fastvid.train.config.overrides import NAMED, at_least, check_literals, each_of_or_own, one_of_or_own
+from fastvid.train.config.overrides import NAMED, at_least, check_kinds, each_of_or_own, one_of_or_own
 from fastvid.train.tasks.classification import Classification
 from fastvid.train.tasks.task import Task, check_task, find_task
 
@@ -51,6 +51,7 @@ class ModelConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         at_least(1, self, "num_classes")
 
     @property
@@ -139,20 +140,23 @@ class OptimConfig:
     freeze: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         at_least(1, self, "base_batch_size")
         at_least(0.0, self, "base_lr", "momentum", "weight_decay", "warmup_epochs", "warmup_start", "gamma", "final")
-        at_least(0.0, self, "trust", "head_lr_mult")
+        at_least(0.0, self, "trust", "head_lr_mult", "eps")
         one_of_or_own(self, "name", OptimizerName, self.options, "options")
         one_of_or_own(self, "decay", Decay, self.decay_options, "decay_options")
-        check_literals(self)
         if list(self.milestones) != sorted(set(self.milestones)):
             raise UsageError(f"optim.milestones is {self.milestones}, expected ascending epochs")
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise UsageError(f"optim.clip_norm is {self.clip_norm}, expected more than 0, or none")
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise UsageError(f"optim.layer_decay is {self.layer_decay}, expected 0 < x <= 1, or none")
-        if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
-            raise UsageError(f"optim.ema_decay is {self.ema_decay}, expected 0 <= x < 1, or none")
+        for name in ("beta1", "beta2", "ema_decay"):
+            if (value := getattr(self, name)) is not None and not 0 <= value < 1:
+                raise UsageError(f"optim.{name} is {value}, expected 0 <= x < 1")
+        if self.nesterov and not self.momentum:
+            raise UsageError("optim.nesterov is set, but optim.momentum is 0", hint="set optim.momentum=0.9")
 
 
 LoggerName = Literal["jsonl", "tensorboard", "wandb"]
@@ -204,12 +208,12 @@ class RunConfig:
     peak_tflops: float | None = None
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         if "://" in self.out:
             raise UsageError(f"run.out is {self.out!r}, expected a local folder")
         at_least(1, self, "epochs", "log_every_steps", "eval_every_epochs", "keep_checkpoints", "timeout_s")
         at_least(0, self, "seed", "checkpoint_every_s")
         at_least(1, self, "micro_batch_size")
-        check_literals(self)
         each_of_or_own(self, "loggers", LoggerName)
         each_of_or_own(self, "callbacks", None)
 

@@ -18,7 +18,7 @@ from fastvid.load.options import Kind
 from fastvid.load.order.epoch import BlockShuffle, ClassBalanced, Last
 from fastvid.runtime.names import import_name
 from fastvid.runtime.values import check_choice, check_least
-from fastvid.train.config.overrides import NAMED, at_least, check_literals
+from fastvid.train.config.overrides import NAMED, at_least, check_kinds
 
 MAIN: Final = "main"
 """Name of the dataset of `DataConfig.path` in a mixture."""
@@ -201,8 +201,8 @@ class DataConfig:
     on_error: Damaged = "raise"
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         at_least(1, self, "global_batch_size", "eval_batch_size", "flow_stack", "group_size", "clips_per_video")
-        check_literals(self)
         for name in ("mean", "std"):
             if len(getattr(self, name)) != CHANNELS:
                 raise UsageError(f"data.{name} is {getattr(self, name)}, expected a number for each of R, G and B")

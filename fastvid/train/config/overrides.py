@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, ge
 import msgspec
 
 from fastvid.errors import UsageError
-from fastvid.runtime.values import as_type, check_choice, check_least
+from fastvid.runtime.values import EXPECTED, as_type, check_choice, check_fields, check_least
 
 
 def _section(config: object) -> str:
@@ -32,11 +32,9 @@ def at_least(least: float, config: Any, *names: str) -> None:
     check_least(least, **{f"{_section(config)}.{name}": getattr(config, name) for name in names})
 
 
-def check_literals(config: Any) -> None:
-    """Check that the values of a section whose types are Literals are among these."""
-    for name, hint in get_type_hints(type(config)).items():
-        if get_origin(hint) is Literal:
-            check_choice(f"{_section(config)}.{name}", getattr(config, name), get_args(hint))
+def check_kinds(config: Any) -> None:
+    """Check that the values of a section have the types of its fields."""
+    check_fields(_section(config), config)
 
 
 def one_of_or_own(config: Any, name: str, allowed: Any, options: Mapping[str, Any], options_name: str) -> None:
@@ -53,8 +51,6 @@ def one_of_or_own(config: Any, name: str, allowed: Any, options: Mapping[str, An
 def each_of_or_own(config: Any, name: str, allowed: Any) -> None:
     """Check that each value of a tuple is one of a Literal's (None: none) or ``module:name``, without duplicates."""
     values, key = getattr(config, name), f"{_section(config)}.{name}"
-    if isinstance(values, str):
-        raise UsageError(f"{key} is {values!r}, expected a tuple of names", hint=f"write ({values!r},)")
     for value in values:
         check_choice(f"{key} has {{}}", value, get_args(allowed), "module:name")
         if values.count(value) > 1:
@@ -102,7 +98,7 @@ def keys(config: object, prefix: str = "") -> list[str]:
     return found
 
 
-_EXPECTED: Final = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
+_PARSED: Final = (str, bool, int, float)
 
 
 def parse(text: str, hint: Any, key: str) -> Any:
@@ -122,14 +118,14 @@ def parse(text: str, hint: Any, key: str) -> Any:
         return text
     if get_origin(kind) is tuple and arguments[1:] == (...,):
         return tuple(parse(part.strip(), arguments[0], key) for part in text.split(",") if part.strip())
-    if kind not in _EXPECTED:
+    if kind not in _PARSED:
         raise UsageError(f"{key} cannot be set on the command line", hint="set it in the recipe, a Python file")
     try:
         value = as_type(text.lower() if kind is bool else text, kind, strict=False)
     except (msgspec.ValidationError, UnicodeError):
         value = math.nan
     if value != value:  # NaN
-        raise UsageError(f"{key} is {text!r}, expected {_EXPECTED[kind]}")
+        raise UsageError(f"{key} is {text!r}, expected {EXPECTED[kind]}")
     return value
 
 

@@ -20,11 +20,12 @@ user-defined strategy is named by ``sync=module:class`` and uses the same method
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, get_type_hints
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,7 @@ from torch import Tensor
 from fastvid.errors import UsageError
 from fastvid.runtime.names import import_name
 from fastvid.runtime.processes import World
+from fastvid.runtime.values import check_hint
 from fastvid.train.ranks import Member, broadcast_tensors
 from fastvid.train.tasks.task import find_class
 
@@ -292,6 +294,11 @@ def split_options(name: str, kind: type[Strategy], options: Mapping[str, Any]) -
         if option in known
     }
     others = {option: value for option, value in options.items() if option not in known}
+    hints = {} if not policy else get_type_hints(_batch_policy().__init__)
+    with contextlib.suppress(NameError):  # of types that a user's module imports for type checkers alone
+        hints |= get_type_hints(kind.__init__)
+    for option, value in (own | others).items():
+        check_hint(f"sync option {option}", value, hints.get(option, object))
     if others and "batch" not in others:
         raise UsageError(
             f"sync options {', '.join(sorted(others))} need a batch policy",

@@ -22,7 +22,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
 from fastvid.load.device import upload
 from fastvid.load.order.mixture import Mixture
-from fastvid.runtime.values import check_least
+from fastvid.runtime.values import check_fields, check_least
 from fastvid.train.tasks.task import DataSettings, Phase, RunSettings, Task, check_column, output
 
 
@@ -123,6 +123,7 @@ class Classification(Task):
     probabilities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_fields("task", self)
         check_least(0.0, **{"task.mixup": self.mixup, "task.cutmix": self.cutmix})
         if not 0 <= self.label_smoothing < 1:
             raise UsageError(f"task.label_smoothing is {self.label_smoothing}, expected 0 <= x < 1")

@@ -15,6 +15,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.labels import MultiHot, MultiHotLabels
 from fastvid.load.order.mixture import Mixture
+from fastvid.runtime.values import check_fields
 from fastvid.train.tasks.task import DataSettings, RunSettings, Task, output
 
 
@@ -47,6 +48,7 @@ class MultiLabel(Task):
     probabilities: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_fields("task", self)
         if not 0 < self.threshold < 1:
             raise UsageError(f"task.threshold is {self.threshold}, expected 0 < x < 1")
         MultiHot(self.column, self.classes)

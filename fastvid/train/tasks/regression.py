@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
 from fastvid.load.order.mixture import Mixture
-from fastvid.runtime.values import check_choice
+from fastvid.runtime.values import check_fields
 from fastvid.train.tasks.task import DataSettings, Phase, RunSettings, Task, check_column, output
 
 Error = Literal["mse", "l1", "huber"]
@@ -44,7 +44,7 @@ class Regression(Task):
     delta: float = 1.0
 
     def __post_init__(self) -> None:
-        check_choice("task.error", self.error, get_args(Error))
+        check_fields("task", self)
         if not self.delta > 0:
             raise UsageError(f"task.delta is {self.delta}, expected more than 0")
         if not self.columns or len(set(self.columns)) < len(self.columns):

@@ -10,7 +10,7 @@ from fastvid.cli.main import main
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.after.augment import ColorJitter
-from fastvid.load.clips.crops import Resize
+from fastvid.load.clips.crops import CenterCrop, Resize
 from fastvid.load.clips.timed_sampling import AtFps
 from fastvid.train.__main__ import main as train_main
 from fastvid.train.config import config as recipes
@@ -86,6 +86,8 @@ def test_clips_of_different_shapes_are_refused_by_name(config, name):
         ("run.epochs=0", "run.epochs is 0, expected at least 1"),
         ("run.epochs=none", "expected a whole number"),
         ("run.resume=yes", "expected true or false"),
+        ("optim.beta2=1", "optim.beta2 is 1.0, expected 0 <= x < 1"),
+        ("optim.nesterov=true optim.momentum=0", "optim.nesterov is set, but optim.momentum is 0"),
         ("optim.decay=linear", "optim.decay is 'linear'"),
         ("optim.milestones=40,20", "expected ascending epochs"),
         ("optim=fast", "optim contains several values"),
@@ -110,6 +112,25 @@ def test_values_of_a_recipe_are_among_those_of_their_type(config):
         section, name = key.split(".")
         with toy.refused(f"{key} is {value!r}", "use one of "):
             dataclasses.replace(getattr(config, section), **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected", "hint"),
+    [
+        ("run.out", Path("out"), "a text", ""),
+        ("run.epochs", 1.5, "a whole number", ""),
+        ("optim.no_decay", "tokens", "a tuple", "write ('tokens',)"),
+        ("optim.clip_norm", "1", "a number or none", ""),
+        ("data.spatial", CenterCrop(4), "a tuple", "write (CenterCrop("),
+        ("model.options", None, "a mapping", ""),
+        ("model.compile", "no", "true or false", ""),
+        ("task.label_smoothing", "0.1", "a number", ""),
+    ],
+)
+def test_values_of_a_recipe_have_the_types_of_their_fields(config, key, value, expected, hint):
+    section, name = key.split(".")
+    with toy.refused(f", expected {expected}", hint):
+        dataclasses.replace(getattr(config, section), **{name: value})
 
 
 def test_an_unknown_key_lists_the_known_ones(config):
