@@ -179,7 +179,8 @@ class LocalStorage:
                 os.replace(temporary, path)
                 _sync_folder(path.parent)
         finally:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(NotADirectoryError):  # then the error above is one of the path
+                temporary.unlink(missing_ok=True)
         self.discard(name)
 
     def delete(self, name: str) -> None:

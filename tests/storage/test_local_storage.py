@@ -30,6 +30,12 @@ def test_a_replaced_file_is_reopened_and_handles_stay_bounded(folder, monkeypatc
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_path_inside_a_file_is_an_error_that_names_it(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="file/x"):
+        LocalStorage(tmp_path / "file").write("x", b"")
+
+
 def test_unknown_scheme_is_rejected(tmp_path):
     with pytest.raises(UsageError, match="'gopher'"):
         open_storage("gopher://x/y")
