@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from fastvid.errors import JobError, SourceError, StateError, UsageError
 from fastvid.format.schema import LEDGER
 from fastvid.load.batch.batch import Batch
-from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, Spatial
+from fastvid.load.clips.crops import CenterCrop, Spatial
 from fastvid.load.clips.views import Views, check_views
 from fastvid.runtime.processes import World
 from fastvid.sharding.encode.profiles import Profile, get_profile
@@ -83,7 +83,7 @@ def with_views(data: DataConfig, asked: Views, size: int | None = None) -> DataC
 
     `size`: side of the crops in pixels, for example 256 for "full resolution"; None keeps the recipe's.
     """
-    crop = next(transform for transform in data.eval_spatial if not isinstance(transform, HorizontalFlip))
+    crop = Spatial.of(data.eval_spatial).crop
     if size is not None:
         data = replace(data, eval_spatial=(CenterCrop(size, getattr(crop, "short_side", None)),))
     elif asked.num_crops > 1:

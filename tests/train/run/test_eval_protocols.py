@@ -43,6 +43,7 @@ def test_unknown_protocols_and_samplers_and_crops_without_views_are_refused():
         ("10", data(Uniform(4)), "one clip of a video, not 10"),
         ("twice", data(DENSE), "no segments"),
         ("1x3", data(spatial=(RandomCrop(224),)), "RandomCrop"),
+        ("1", data(spatial=()), "must contain one crop"),
     ):
         with toy.refused(message):
             with_views(recipe, views(protocol))
