@@ -43,6 +43,7 @@ from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.runtime.processes import World
 from fastvid.runtime.values import check_choice, duration, json_text
+from fastvid.storage import LocalStorage
 from fastvid.train.config.config import Config, differing, flatten, to_json
 from fastvid.train.loop.strategy import Strategy
 from fastvid.train.ranks import Member, as_worker_error, device_of, meet
@@ -241,8 +242,9 @@ class _HubProcess:
         # Checked before anything is written, so that a rejected sweep leaves no files.
         sweep, self.clips, self.scheduler = prepare(configs, relay, processes)
         self.plan = {name: sweep[name] for name in ("partitions", "generation")}
-        self.out.mkdir(parents=True, exist_ok=True)
-        (self.out / SWEEP_FILE).write_text(json.dumps(sweep, indent=1) + "\n")
+        # Atomically, as all files of the folder: a killed sweep could not be resumed from a part of this one.
+        self.files = LocalStorage(self.out)
+        self.files.write(SWEEP_FILE, f"{json.dumps(sweep, indent=1)}\n".encode())
         self.token_store = TokenStore(len(configs), str(self.out / "tokens"))
         self.scheduler.restore(*self.token_store.history())
         self.recorder = Recorder(self.out / METRICS_FILE)
@@ -276,13 +278,13 @@ class _HubProcess:
             record = ran.result()
         self.recorder.close()
         summary = results(self.configs, self.scheduler, record, time.monotonic() - self.began)
-        (self.out / "weights").mkdir(exist_ok=True)
         for model in self.scheduler.models:
             token = self.token_store.get(model.model)
             if model.status == "over" and token is not None:
                 weights = decode(token, "token")["replica"]["model"]
-                torch.save(weights, self.out / "weights" / f"model-{model.model:04d}.pt")
-        (self.out / RESULTS_FILE).write_text(json_text(summary, indent=1) + "\n")
+                with self.files.create(f"weights/model-{model.model:04d}.pt") as file:
+                    torch.save(weights, file)
+        self.files.write(RESULTS_FILE, f"{json_text(summary, indent=1)}\n".encode())
         log.info("sweep finished\n%s", table(summary))
 
     @property

@@ -160,6 +160,10 @@ def test_data_errors_are_raised_before_the_first_visit(folder, tmp_path):
     assert wrong.returncode != 0
     assert "nothing" in wrong.stderr
     assert "Traceback" not in wrong.stderr
+    (tmp_path / "file").touch()
+    wrong = forks.run("fastvid.train", folder / "recipe.py", f"run.out={tmp_path / 'file'}", folder=folder)
+    assert "Traceback" not in wrong.stderr
+    assert f"{tmp_path / 'file'}/sweep.json" in wrong.stderr
 
 
 def test_models_with_different_shared_settings_are_refused(folder, monkeypatch):
