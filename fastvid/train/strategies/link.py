@@ -39,6 +39,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from fastvid.errors import ChecksumError, UsageError, WorkerError
 from fastvid.runtime import faults
+from fastvid.runtime.values import check_integer
 from fastvid.train.ranks import Interrupted, Member, StopSignal, as_worker_error, broadcast_bytes
 
 MAGIC: Final = b"fvlink\0\6"
@@ -326,18 +327,22 @@ def host_of_job() -> str:
     return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
 
+_MOST_PORT: Final = 2**16 - 1
+
+
 def server_elsewhere(option: str, text: str | None, port: int) -> Address | None:
     """Return the address of a server in another job that a sync option names as HOST:PORT, or None.
 
     Raises UsageError without a shared token if the server is in another job, or if this job's server has a fixed
     `port`, so that other jobs can reach it.
     """
+    check_integer("sync option port", port, 0, _MOST_PORT)
     if text is None:
         if port:
             shared_token("sync option port")
         return None
     host, colon, number = str(text).rpartition(":")
-    if not colon or not number.isdigit():
+    if not colon or not number.isdecimal() or int(number) > _MOST_PORT:
         raise UsageError(f"sync option {option} is {text!r}, expected host:port")
     return Address(host, int(number), shared_token(f"sync option {option}"))
 
@@ -350,7 +355,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=socket.SOMAXCONN)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name with an empty or long part is a UnicodeError
         raise WorkerError(
             f"cannot listen: {error}",
             hint="use a free port, and a host that is this machine: torchrun's --master-addr, or sync_options.host",
@@ -508,7 +513,7 @@ def _connect(address: Address, deadline: float) -> socket.socket:
             connection = socket.create_connection(
                 (address.host, address.port), timeout=min(_ATTEMPT_S, max(_PAUSE_S, deadline - time.monotonic()))
             )
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             if StopSignal.pending():
                 raise Interrupted(f"stopped by a signal while waiting for the server at {address}") from error
             if time.monotonic() < deadline:

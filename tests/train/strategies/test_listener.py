@@ -95,8 +95,9 @@ def test_servers_listen_on_the_given_address_alone():
         assert listening_at(server.address.port) == {"127.0.0.1"}
     store = shared_store(toy.ALONE)
     assert listening_at(store.port) == {"127.0.0.1"}
-    with pytest.raises(WorkerError, match="cannot listen"):
-        Listener(lambda _: None, 20.0, token=TOKEN, host="192.0.2.1")  # of RFC 5737, which no machine has
+    for host in ("192.0.2.1", "../x"):  # of RFC 5737, which no machine has, and no name
+        with pytest.raises(WorkerError, match="cannot listen"):
+            Listener(lambda _: None, 20.0, token=TOKEN, host=host)
     # The control: a socket for all addresses is seen as such.
     with socket.create_server(("", 0)) as everywhere:
         assert listening_at(everywhere.getsockname()[1]) == {"0.0.0.0"}

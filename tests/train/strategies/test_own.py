@@ -94,6 +94,7 @@ def test_wrong_options_of_any_strategy_are_named():
         ("asgd", {"push": "deltas"}, "push is 'deltas'", "use one of gradients"),
         ("asgd", {"lease_batches": 0}, "lease_batches is 0", ""),
         ("asgd", {"server": "nowhere"}, "expected host:port", ""),
+        ("asgd", {"port": 70_000}, "port is 70000, expected 0 to 65535", ""),
         ("asgd", {"batch": "schedule"}, "no option 'batch'", ""),
         ("ddp", {"gradients": "fp8"}, "gradients is 'fp8'", "use one of fp32, fp16, bf16"),
         ("kavg", {"period": 0}, "period is 0", ""),
