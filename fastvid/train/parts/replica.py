@@ -321,8 +321,10 @@ class Loader:
     def go(self, epoch: int, start: int, stop: int) -> None:
         """Move to positions [start, stop) of an epoch: the next iteration delivers exactly these."""
         self.clips.load_state_dict(self.clips.state_dict() | {"epoch": epoch, "position": start})
-        # Do not prefetch beyond `stop`.
-        self.clips.batches = replace(self.clips.batches, num_samples=stop)
+        # Do not prefetch beyond `stop`. A run with another batch size may have left a range that no batches fill.
+        batches = self.clips.batches
+        keeps = batches.last == "drop" and batches.group == 1
+        self.clips.batches = replace(batches, num_samples=stop, last="keep" if keeps else batches.last)
 
     def close(self) -> None:
         """Stop the loader's threads and processes."""

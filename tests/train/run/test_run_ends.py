@@ -31,6 +31,13 @@ def test_a_state_of_the_last_batch_resumes_in_its_epoch_without_batches(restart)
     assert [rows(batch) for batch in loader] == expected
 
 
+def test_a_range_that_no_whole_batches_fill_is_delivered_whole():
+    loader = Loader(make(FakeDataset(32)))
+    for start, stop in ((4, 15), (1, 3), (0, 32)):
+        loader.go(0, start, stop)
+        assert [one for batch in loader for one in batch.position.tolist()] == list(range(start, stop))
+
+
 def test_a_run_of_few_steps_has_rows_for_a_curve_unless_set_otherwise(tmp_path):
     steps = toy.NUM_SAMPLES // toy.BATCH
     assert steps < 20
