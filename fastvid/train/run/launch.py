@@ -240,8 +240,10 @@ def _finished(run: Run, member: Member) -> dict[str, Any] | None:
         return None
     path = Path(run.config.run.out) / SUMMARY_FILE
     found = broadcast_bytes(path.read_bytes() if member.leads and path.exists() else None, member)
-    summary: dict[str, Any] = {} if found is None else json.loads(found)
-    if not summary.get("over") or summary.get("samples") != run.replica.samples:
+    summary: Any = None
+    with contextlib.suppress(ValueError):  # a damaged summary is written anew
+        summary = json.loads(found or b"{}")
+    if not isinstance(summary, dict) or not summary.get("over") or summary.get("samples") != run.replica.samples:
         return None
     if member.leads:
         _log_changes(run.config, run.state)

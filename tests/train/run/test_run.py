@@ -88,7 +88,10 @@ def test_a_finished_run_keeps_its_record(folder, undisturbed, tmp_path, capsys, 
     assert launch.train(recipes.load(str(folder / "recipe.py"), [*changes, "run.epochs=3"])) == 0
     for name, rate in (("config.json", 0.001), ("config-001.json", 0.02), ("config-002.json", 0.001)):
         assert json.loads((out / name).read_text())["optim"]["base_lr"] == rate
-    assert json.loads((out / "summary.json").read_text())["samples"] == 3 * TRAIN
+    for damaged in (b"{", b"[]", b"\xff"):
+        (out / "summary.json").write_bytes(damaged)
+        assert launch.train(recipes.load(str(folder / "recipe.py"), [*changes, "run.epochs=3"])) == 0
+        assert json.loads((out / "summary.json").read_text())["samples"] == 3 * TRAIN
 
 
 @pytest.mark.parametrize(
