@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import pickle
 import re
 import subprocess
@@ -281,6 +282,28 @@ def test_a_mistyped_line_is_answered_in_two_lines(words, said, capsys, tmp_path,
     printed = capsys.readouterr()
     assert said in printed.err
     assert (printed.err.count("\n"), printed.out, list(tmp_path.iterdir())) == (2, "", [])
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("log DATA | true; exit ${PIPESTATUS[0]}", 1, ""),
+        ("find --help | true; exit ${PIPESTATUS[0]}", 1, ""),
+        ("inspect DATA > /dev/full", 1, "fastvid inspect: the output cannot be written: No space left on device\n"),
+        ("get DATA a -o - > /dev/full", 1, "fastvid get: the output cannot be written: No space left on device\n"),
+        ("get DATA a -o - >&-", 0, ""),
+        ("remove DATA --keys-file - <&-", 2, "fastvid remove: no keys given\n"),
+        ("find DATA $'\\xff'", 2, "fastvid find: '\\udcff' is no text in UTF-8\n"),
+        ("inspect DATA | grep -q u2588", 0, ""),
+    ],
+)
+def test_streams_that_are_closed_full_or_of_another_encoding_are_no_traceback(line, code, said, tmp_path):
+    data = pack(tmp_path / "data", [[("a", make_clip(tmp_path / "clip.mp4"), 0)]]).url
+    # Without PYTHONUNBUFFERED the interpreter writes what is printed when it exits.
+    environment = {**os.environ, "PYTHONUNBUFFERED": "", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "1"}
+    words = ["bash", "-c", f"{sys.executable} -m fastvid {line.replace('DATA', data)}"]
+    out = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert (out.returncode, out.stderr[out.stderr.find("fastvid ") :] if said else out.stderr) == (code, said)
 
 
 @pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"bench"}))

@@ -7,10 +7,12 @@ stand between positional arguments; ``bench`` gets all its arguments unparsed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from fastvid.cli.command import call, parser_of
@@ -60,6 +62,8 @@ _REMOVED: Final = {
 _RECORDED: Final = {"shard", "add", "index", "transcode", "relabel", "split", "subset", "merge", "compact"}
 """Commands that change a dataset: ``--reason`` is recorded in the generation that they make."""
 
+_SHOWN: Final = 80  # letters of a text that is no UTF-8
+
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
@@ -68,6 +72,45 @@ EXIT_INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 success, 1 an error, 2 wrong usage, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    said = " ".join(["fastvid", *(name for name in arguments[:1] if name in COMMANDS)])
+    try:
+        with _streams():
+            return _run(arguments)
+    except FastvidError as error:
+        print(f"{said}: {error}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR
+    except KeyboardInterrupt:
+        print(f"{said}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except UnicodeEncodeError as error:
+        print(f"{said}: {error.object[:_SHOWN]!a} is no text in UTF-8", file=sys.stderr)
+        return EXIT_USAGE
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        # The reader of stdout has exited, as in `fastvid inspect DIR | head`, or its disk is full. Redirect stdout, so
+        # that the flush when the interpreter exits does not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(f"{said}: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return EXIT_ERROR
+
+
+@contextlib.contextmanager
+def _streams() -> Iterator[None]:
+    """Open standard streams that are closed, and let stdout escape what its encoding lacks, as stderr does."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        sys.stdout.flush()  # when the interpreter exits, an error of it could not be handled
+
+
+def _run(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         _parser().print_help()
         return 0 if arguments else EXIT_USAGE
@@ -76,31 +119,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(__version__)
         return 0
-    if arguments[0] not in COMMANDS:
-        hint = _REMOVED.get(arguments[0]) or meant(arguments[0], COMMANDS) or f"use one of {', '.join(COMMANDS)}"
-        print(f"fastvid: unknown command {arguments[0]!r}\n  hint: {hint}", file=sys.stderr)
-        return EXIT_USAGE
-    log_to_stderr()
     name, words = arguments[0], arguments[1:]
-    try:
-        with naming_extras():
-            command = find_command(name)
-            if name == "bench":
-                return command(*words)
-            args = parse(command_parser(name, command), words)
-            with because(getattr(args, "reason", None) or ""):
-                return call(command, args)
-    except FastvidError as error:
-        print(f"fastvid {name}: {error}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR
-    except KeyboardInterrupt:
-        print(f"fastvid {name}: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of stdout has exited, as in `fastvid inspect DIR | head`. Redirect stdout, so that the flush when
-        # the interpreter exits does not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_ERROR
+    if name not in COMMANDS:
+        hint = _REMOVED.get(name) or meant(name, COMMANDS) or f"use one of {', '.join(COMMANDS)}"
+        raise UsageError(f"unknown command {name!r}", hint=hint)
+    log_to_stderr()
+    with naming_extras():
+        command = find_command(name)
+        if name == "bench":
+            return command(*words)
+        args = parse(command_parser(name, command), words)
+        with because(getattr(args, "reason", None) or ""):
+            return call(command, args)
 
 
 def find_command(name: str) -> Callable[..., int]:

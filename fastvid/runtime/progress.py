@@ -11,7 +11,7 @@ from collections import deque
 from typing import Final
 
 from fastvid.errors import visible
-from fastvid.runtime.values import duration
+from fastvid.runtime.values import check_choice, duration
 
 
 class LineFormatter(logging.Formatter):
@@ -34,7 +34,9 @@ def log_to_stderr() -> None:
     """Write the log to stderr at the level of the variable FASTVID_LOG."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter())
-    logging.basicConfig(level=os.environ.get("FASTVID_LOG", "INFO").upper(), handlers=[handler])
+    level = os.environ.get("FASTVID_LOG", "INFO").upper()
+    check_choice("FASTVID_LOG", level, logging.getLevelNamesMapping())
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 _LOG = logging.getLogger(__name__)
