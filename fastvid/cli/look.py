@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ from fastvid.format.schema import LEROBOT
 from fastvid.media.checks import CHECKS
 from fastvid.media.reasons import Reason
 from fastvid.runtime.progress import Progress
-from fastvid.runtime.values import count, duration, json_text, padded, percent, size, text_width, things
+from fastvid.runtime.values import check_integers, count, duration, json_text, padded, percent, size, text_width, things
 from fastvid.sharding.change.takedown import Receipt, audit_removals
 from fastvid.sharding.job.status import FolderStatus, PartStatus, UnfinishedJob, read_status
 from fastvid.sharding.page.summary import ClassCount, Summary, Totals, describe, summarize
@@ -53,6 +54,7 @@ def inspect(
         generation (N|TAG): Generation to show (default: the current one).
         json: Print the numbers as one JSON object.
     """
+    check_integers(1, top=top)
     found = summarize(dataset, generation=generation)
     print(json_text(found.to_json(), indent=1) if json else _text(found, top))
     if html is not None:
@@ -208,7 +210,7 @@ def status(
             `sbatch --array` takes them.
         watch (SECONDS): Print it every SECONDS until the job is no longer running.
     """
-    if watch is not None and watch <= 0:
+    if watch is not None and not 0 < watch < math.inf:
         raise UsageError(f"--watch is {watch:g}, expected a positive number of seconds")
     while True:
         found = read_status(folder)

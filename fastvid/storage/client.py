@@ -118,7 +118,10 @@ Store = S3Store | GCSStore
 
 def checked_parts(url: str) -> SplitResult:
     """Return the parts of a folder's URL; UsageError if it has too many or too few."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UsageError(f"storage URL is invalid: {error}", file=url, hint="write it like http://HOST/DIR") from error
     if "@" in parts.netloc or parts.query or parts.fragment:
         # URLs appear in messages and logs, so they must not contain secrets.
         raise UsageError(

@@ -86,6 +86,7 @@ def verify_dataset(
         FormatError: If the commit record or the generation's record is broken.
     """
     check_integers(1, sample=sample, workers=workers)
+    check_integers(0, seed=seed)
     storage = open_storage(url)
     _, record = read_generation(storage, generation)
     workers = available_cores() if workers is None else workers

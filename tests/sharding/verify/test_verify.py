@@ -318,8 +318,9 @@ def test_a_sample_checks_the_requested_number_and_the_files_of_every_shard(store
     assert report.ok
     assert (report.samples, report.checked["index"], report.checked["tar"]) == (4, 4, 0)
     assert verify_dataset(store.url, sample=99, workers=1).samples == 6
-    with pytest.raises(UsageError):
-        verify_dataset(store.url, sample=0)
+    for wrong in ({"sample": 0}, {"sample": 1, "seed": -1}):
+        with pytest.raises(UsageError, match="expected at least"):
+            verify_dataset(store.url, **wrong)
     store.delete("data-000000.tar")
     store.delete("data-000001.idx")
     seen = [found(store, sample=1, seed=seed) for seed in range(6)]
