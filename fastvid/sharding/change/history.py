@@ -79,15 +79,16 @@ def _entry(generation: Generation, tags: Sequence[str]) -> dict[str, Any]:
 
 def collect_garbage(storage: Storage, *, keep_generations: int = 1, keep: Collection[int] = ()) -> Garbage:
     """Delete all generations but the newest and those to `keep`, and every file that only they refer to."""
+    sweep(storage)
+    head = read_head(storage)
+    garbage = find_garbage(storage, keep_generations=keep_generations, keep=keep, head=head)
+    # After the shards were listed: a job records itself before it writes one, and one that ended has swapped the head.
     if storage.list(f"{LEDGER_PARTS}/"):
         raise JobError(
             "a sharding job is unfinished here; no generation contains its shards yet",
             file=storage.url,
             hint="run the job again until it is complete",
         )
-    sweep(storage)
-    head = read_head(storage)
-    garbage = find_garbage(storage, keep_generations=keep_generations, keep=keep, head=head)
     if garbage.files:
         swap_head(storage, head, dataset_id=head.dataset_id, generation=head.generation)
     for name in sorted(garbage.files, key=_deletion_order):
@@ -124,7 +125,9 @@ def find_garbage(
     for name in names:
         shard, record = _SHARD_FILE.fullmatch(name), _GENERATION.fullmatch(name) or _ANNOTATIONS.fullmatch(name)
         if (shard and shard[1] not in stems) or (record and name not in needed):
-            files[name] = storage.size(name)
+            if (found := storage.version(name)) is None:
+                continue  # another process deletes the same files
+            files[name] = found.size
             if record:
                 dropped.add(int(record[1]))
     return Garbage(tuple(g.number for g in kept), tuple(sorted(dropped, reverse=True)), files)

@@ -249,6 +249,24 @@ class TestGarbage:
         with pytest.raises(JobError, match="unfinished"):
             collect_garbage(store)
 
+    def test_keeps_the_shards_of_a_job_that_begins_meanwhile(self, store, monkeypatch):
+        def begin_and_list(prefix=""):
+            if not prefix:
+                store.write("ledger-parts/add/ledger-parts/job.json", b"{}")
+                store.write("data-000009.tar", b"new")
+            return listing(prefix)
+
+        listing = store.list
+        monkeypatch.setattr(store, "list", begin_and_list)
+        with pytest.raises(JobError, match="unfinished"):
+            collect_garbage(store)
+        assert store.exists("data-000009.tar")
+
+    def test_files_that_another_process_deletes_meanwhile_are_no_error(self, store, monkeypatch):
+        listing = store.list
+        monkeypatch.setattr(store, "list", lambda prefix="": [*listing(prefix), *["data-000009.tar"] * (not prefix)])
+        assert not collect_garbage(store).files
+
     def test_a_change_that_began_before_fails_instead_of_referring_to_deleted_files(self, store):
         def collect_meanwhile(generation, table):
             if attempts.total() == 0:
