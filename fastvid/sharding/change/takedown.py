@@ -448,7 +448,8 @@ def _selected(
     if selection.keys:
         chosen[rows_of(table, pa.array(selection.keys, pa.string()), storage)] = True
     if selection.where is not None:
-        chosen[Dataset(storage.url, where=selection.where).rows] = True
+        # By keys, not by rows: the dataset may have another generation by now.
+        chosen |= pc.is_in(table["key"], value_set=Dataset(storage.url, where=selection.where).keys).to_numpy()
     return chosen, named
 
 

@@ -18,6 +18,7 @@ from fastvid.format.reason import because
 from fastvid.format.shard import Shard
 from fastvid.format.tar import read_members
 from fastvid.runtime.processes import namespace
+from fastvid.sharding.change import takedown
 from fastvid.sharding.change.edit import match_annotations, read_labels, relabel_samples, remove_samples
 from fastvid.sharding.change.history import collect_garbage, find_garbage, list_generations
 from fastvid.sharding.change.repack import compact_shards
@@ -283,6 +284,17 @@ class TestGarbage:
 
 
 class TestConflicts:
+    def test_a_condition_selects_from_the_rows_that_were_read(self, store, monkeypatch):
+        def read_and_change(*args):
+            table = read(*args)
+            remove_samples(store, ["c/0"])
+            compact_shards(store)
+            return table
+
+        read = takedown.read_annotations
+        monkeypatch.setattr(takedown, "read_annotations", read_and_change)
+        assert takedown.select_keys(store, takedown.SourceSelection(where="key = 'c/4'")) == ["c/4"]
+
     def test_compaction_never_overwrites_a_concurrent_change(self, store, monkeypatch):
         from fastvid.sharding.change import repack
 
