@@ -112,12 +112,14 @@ def swap_head(
     }
     content = sealed(record | ({"tags": tags} if tags else {}))
     if not storage.swap(schema.DATASET_JSON, content, head.content if head else None):
-        raise ConflictError(
-            "another process changed the dataset in the meantime; nothing was written",
-            file=storage.url,
-            hint="run the command again",
-        )
+        raise conflict(storage)
     return Head(dataset_id, generation, revision, content, tags=tags)
+
+
+def conflict(storage: Storage) -> ConflictError:
+    """Return the error for a change whose dataset another process has changed since it was read."""
+    told = "another process changed the dataset in the meantime; nothing was written"
+    return ConflictError(told, file=storage.url, hint="run the command again")
 
 
 @contextlib.contextmanager

@@ -167,7 +167,7 @@ def split_samples(
         UsageError: If an argument is wrong, the column has other values, a group is in two splits already, or there are
             too few groups; nothing is changed.
         StorageError: If there is no dataset.
-        ConflictError: If other changes kept winning the race to commit.
+        ConflictError: If another process changes the dataset meanwhile.
     """
     names = _checked(shares, names, column)
     _, generation = read_generation(storage)
@@ -195,9 +195,8 @@ def split_samples(
     number = generation.number
     if rows:
         text = ",".join(f"{name}={share:g}" for name, share in zip(names, shares, strict=True))
-        number = relabel_samples(
-            storage, rows, note=f"split {text} by {by}" + (f", stratified by {stratify}" if stratify else "")
-        ).generation
+        note = f"split {text} by {by}" + (f", stratified by {stratify}" if stratify else "")
+        number = relabel_samples(storage, rows, note=note, since=number).generation
     counts = _count(table, groups, sides, names)
     return SplitReport(number, column, len(rows), len(keys) - len(rows), counts)
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import change
-from fastvid.format.generations import Generation
+from fastvid.format.generations import Generation, conflict
 from fastvid.format.schema import ANNOTATION_FIELDS, CLASS, FACT_FIELDS
 from fastvid.runtime.names import VIDEO_SUFFIXES, encode_name, meant
 from fastvid.runtime.values import things
@@ -92,9 +92,17 @@ def hide_samples(storage: Storage, which: Callable[[Generation, pa.Table], Any],
 
 
 def relabel_samples(
-    storage: Storage, rows: Mapping[str, Mapping[str, Any]], *, new_classes: bool = False, note: str = "relabel"
+    storage: Storage,
+    rows: Mapping[str, Mapping[str, Any]],
+    *,
+    new_classes: bool = False,
+    note: str = "relabel",
+    since: int | None = None,
 ) -> Relabelled:
-    """Change column values of samples; samples that are not named keep theirs."""
+    """Change column values of samples; samples that are not named keep theirs.
+
+    `since`: number of the generation that the values depend on; if it is no longer the current one, ConflictError.
+    """
     if not rows:
         raise UsageError("no samples given")
     columns = tuple(dict.fromkeys(name for values in rows.values() for name in values))
@@ -111,6 +119,8 @@ def relabel_samples(
 
     def edit(generation: Generation, table: pa.Table) -> tuple[Generation, pa.Table] | None:
         nonlocal done
+        if since not in (None, generation.number):
+            raise conflict(storage)
         indices = rows_of(table, pa.array(list(rows), pa.string()), storage)
         changed = np.zeros(table.num_rows, dtype=bool)
         labels = [name for row in rows.values() for name in (row.get("label"), *(row.get(LABELS) or ()))]

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastvid.cli.main import main
-from fastvid.errors import UsageError
+from fastvid.errors import ConflictError, UsageError
 from fastvid.format.dataset import Dataset
+from fastvid.sharding import sets
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
 from fastvid.sharding.sets import Group, divide, group_names, split_samples
 from tests.datasets import make_clip, pack
@@ -127,3 +128,16 @@ def test_values_of_another_origin_are_not_overwritten(store):
     relabel_samples(store, {"f03/0": {"split": "train"}, "f03/1": {"split": "val"}})
     with pytest.raises(UsageError, match=r"'f03\.mp4' is in the splits 'train' and 'val'"):
         split_samples(store, [0.8, 0.2])
+
+
+def test_splits_that_are_given_meanwhile_are_not_overwritten(store, monkeypatch):
+    def divide_and_relabel(*args, **options):
+        relabel_samples(store, {"f03/0": {"split": "val"}, "f03/1": {"split": "val"}})
+        return divide(*args, **options)
+
+    monkeypatch.setattr(sets, "divide", divide_and_relabel)
+    with pytest.raises(ConflictError, match="nothing was written"):
+        split_samples(store, [0.8, 0.2])
+    monkeypatch.undo()
+    split_samples(store, [0.8, 0.2])
+    assert sides(store)["f03.mp4"] == "val"
