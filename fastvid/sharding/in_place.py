@@ -17,7 +17,7 @@ import pyarrow as pa
 from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.format.annotations import fact_columns
 from fastvid.format.dataset import change, open_shard
-from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
+from fastvid.format.generations import Generation, ShardRecord, conflict, read_annotations, read_generation, read_head
 from fastvid.format.in_place import ListedFile, Root, common_root, parse_root, read_files
 from fastvid.format.schema import FACT_FIELDS, IN_PLACE, IN_PLACE_SUFFIXES, LEROBOT, StreamFlag, later_stem
 from fastvid.format.shard import RESTORE, Shard
@@ -110,8 +110,8 @@ class IndexFiles(SourceWork):
         return write_in_place(self.storage, self.stems[shard], made, self.streams) if made else None
 
 
-# Added to the revision in names of new shards, so that they differ from those of `fastvid compact`, which uses the
-# revision alone.
+# Names of new shards contain the revision times this number, so that they differ from those of `fastvid compact`, which
+# uses the revision alone, plus digits of their SHA-256: two runs from one revision may index other versions of a file.
 _NAMES: Final = 1_000_000
 _PROBE: Final = "index-again.tmp"
 
@@ -139,7 +139,7 @@ def reindex(
     fastvid 0.2 wrote, because it did not store how pictures are rotated and when they are shown.
     """
     storage = open_storage(url)
-    _, generation = read_generation(storage)
+    revision, (_, generation) = read_head(storage).revision, read_generation(storage)
     listed = [shard for shard in generation.shards if shard.is_in_place]
     if root is not None and not listed:
         raise UsageError("the dataset lists no videos in place, so they have no root", file=url)
@@ -162,13 +162,16 @@ def reindex(
         for shard, part in zip(chosen, parts, strict=True):
             if part.digest is None:  # no video was rejected, so it has none
                 continue
-            name, new = later_stem(shard.name, _NAMES + generation.revision), part.digest
+            new = part.digest
+            name = later_stem(shard.name, _NAMES * revision + int(new.sha256, 16) % _NAMES)
             made[shard.name] = replace(shard, name=name, bytes=new.bytes, sha256=new.sha256, samples=new.samples)
             for suffix in shard.suffixes:
                 copy_file(scratch, f"{part.stem}.{suffix}", storage, f"{name}.{suffix}")
     samples = {sample.key: sample for part in parts for sample in part.samples}
 
     def edit(current: Generation, table: pa.Table) -> tuple[Generation, pa.Table]:
+        if not made.keys() <= {old.name for old in current.shards}:
+            raise conflict(storage)
         records = tuple(new for old in current.shards if (new := made.get(old.name, old)) is not None)
         names = (old.name for old in current.shards for _ in range(old.samples))
         rows = zip(names, table["key"].to_pylist(), strict=True)

@@ -12,13 +12,14 @@ import pytest
 
 import fastvid
 from fastvid.cli.main import main
-from fastvid.errors import ChecksumError, FormatError, StorageError, UsageError
+from fastvid.errors import ChecksumError, ConflictError, FormatError, StorageError, UsageError
 from fastvid.format import writing
 from fastvid.format.generations import read_generation
 from fastvid.format.schema import StreamFlag
 from fastvid.format.writing import pack_index
 from fastvid.media.index_video import SMALL_FILE
 from fastvid.media.reasons import Reason
+from fastvid.sharding import in_place
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.history import collect_garbage
 from fastvid.sharding.change.repack import compact_shards
@@ -128,6 +129,27 @@ def test_changed_files_are_indexed_again_and_keep_their_labels(mine, videos):
     with pytest.raises(FormatError, match="can no longer be indexed"):
         reindex(str(out))
     assert read_generation(LocalStorage(out))[1].number == 2
+
+
+@pytest.mark.parametrize("other", ["compact", "index"])
+def test_shards_that_are_replaced_meanwhile_are_not_indexed_again(mine, videos, monkeypatch, other):
+    def index_and_change(*args):
+        monkeypatch.undo()
+        parts = index(*args)
+        if other == "compact":
+            remove_samples(LocalStorage(mine / "set"), ["c/compact"])
+            compact_shards(LocalStorage(mine / "set"))
+        else:
+            shutil.copy(videos.painted("pyramid", frames=42).path, path)
+            reindex(str(mine / "set"))
+        return parts
+
+    path, index = mine / "films" / "c" / "compact.mp4", in_place._index
+    shutil.copy(videos.painted("pyramid", frames=41).path, path)
+    monkeypatch.setattr(in_place, "_index", index_and_change)
+    with pytest.raises(ConflictError):
+        reindex(str(mine / "set"))
+    assert verify_dataset(str(mine / "set"), workers=1).problems == []
 
 
 def test_videos_that_were_moved_are_found_below_another_root(mine, monkeypatch):
