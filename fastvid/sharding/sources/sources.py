@@ -19,6 +19,7 @@ from itertools import chain, groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NoReturn
+from urllib.parse import quote
 
 import numpy as np
 
@@ -244,7 +245,7 @@ def _find_remote(roots: Sequence[FileUrl], ignored: _Ignored) -> Iterator[Source
         for name, size, tag in files:
             place = _place(root.root, name)
             parts = tuple(posixpath.relpath(place, folder).split("/"))
-            url = f"{root.root}/{name}" if root.is_listable else str(root)
+            url = f"{root.root}/{name if root.is_listable else quote(name)}"  # what `FileUrl.parse` takes apart again
             if root.query:
                 url = f"{url}?{root.query}"
             yield SourceFile(posixpath.relpath(place, common), f"{root.root}{folder}", parts, url, size, None, tag)

@@ -326,6 +326,8 @@ def test_a_single_file_of_the_web_is_a_source_also_of_a_server_without_ranges(we
     assert (report.packed, report.ledger["source_id"].to_pylist()) == (1, ["f.mp4"])
     with pytest.raises(UsageError, match="source does not exist"):
         run_job(f"{web.url}/one/g.mp4", str(tmp_path / "none"), **ARGUMENTS)
+    (web.folder / "one" / "f.mp4").rename(web.folder / "one" / "f#1%41.mp4")
+    assert run_job(f"{web.url}/one/f%231%2541.mp4", str(tmp_path / "odd"), **ARGUMENTS).packed == 1
     with LocalServer(partial(SimpleHTTPRequestHandler, directory=str(folder))) as server:
         url = f"{server.endpoint}/jump/f.mp4"
         outcome = outcome_of(url)
