@@ -194,16 +194,18 @@ class ObjectStorage:
         if version.size > self._cache.limit:
             return False
         key = self._cache_key(name, version)
-        path = self._cache.file(key, partial(self._write_copy, name, version))
-        if path is not None and path.stat().st_size != version.size:
-            self._cache.discard(key)
+        for _ in range(2):
             path = self._cache.file(key, partial(self._write_copy, name, version))
-        if path is None:
-            return False
-        with self._lock:
-            self._local = self._local or LocalStorage(self._cache.folder)
-            self._kept[name] = path.relative_to(self._cache.folder).as_posix()
-        return True
+            if path is None:
+                return False
+            with contextlib.suppress(FileNotFoundError):  # another process has evicted it
+                if path.stat().st_size == version.size:
+                    with self._lock:
+                        self._local = self._local or LocalStorage(self._cache.folder)
+                        self._kept[name] = path.relative_to(self._cache.folder).as_posix()
+                    return True
+            self._cache.discard(key)
+        return False
 
     def discard(self, name: str) -> bool:
         self._forget(name)

@@ -208,6 +208,28 @@ def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path, source, caplog):
     assert "cannot use the cache" in caplog.text
 
 
+def test_a_copy_that_another_process_evicts_at_once_is_fetched_again(tmp_path, monkeypatch):
+    pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
+
+    with FaultyServer() as server:
+        server.files["a.pkt"] = os.urandom(1000)
+        storage = open_storage(server.url, options=RemoteOptions(cache=tmp_path, cache_bytes=10_000))
+        file = storage._cache.file
+        for times in (1, 9):
+            gone = [times]
+
+            def evicting(*args, gone=gone):
+                path = file(*args)
+                if gone[0]:
+                    gone[0] -= 1
+                    path.unlink()
+                return path
+
+            monkeypatch.setattr(storage._cache, "file", evicting)
+            assert storage.keep("a.pkt") == (times == 1)
+            assert bytes(storage.map("a.pkt")) == server.files["a.pkt"]
+
+
 def test_processes_share_the_cache_set_in_the_environment(tmp_path):
     pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
     code = (
