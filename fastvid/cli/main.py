@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib
 import io
 import os
@@ -64,6 +65,8 @@ _RECORDED: Final = {"shard", "add", "index", "transcode", "relabel", "split", "s
 
 _SHOWN: Final = 80  # letters of a text that is no UTF-8
 
+_OF_OUTPUT: Final = (errno.EPIPE, errno.ENOSPC, errno.EBADF, errno.EIO)
+
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
@@ -86,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{said}: {error.object[:_SHOWN]!a} is no text in UTF-8", file=sys.stderr)
         return EXIT_USAGE
     except OSError as error:
-        if error.filename is not None:
+        if error.filename is not None or error.errno not in _OF_OUTPUT:
             raise
         # The reader of stdout has exited, as in `fastvid inspect DIR | head`, or its disk is full. Redirect stdout, so
         # that the flush when the interpreter exits does not fail again.

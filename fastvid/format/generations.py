@@ -316,8 +316,9 @@ def read_annotations(storage: Storage, generation: Generation) -> pa.Table:
         raise StorageError(
             f"the annotations {name} are missing",
             file=storage.url,
-            hint="restore the file from a copy of the dataset, or open an older generation; without either,"
-            " `fastvid index DIR/*.tar --out NEW` makes a dataset of what the tars say",
+            hint="if `fastvid gc` ran just now, try again; otherwise restore the file from a copy of the dataset, or"
+            " open an older generation; without either, `fastvid index DIR/*.tar --out NEW` makes a dataset of what the"
+            " tars say",
         ) from error
     if sha256(content) != generation.annotations_sha256:
         raise FormatError(
