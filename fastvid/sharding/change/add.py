@@ -44,7 +44,7 @@ from fastvid.sharding.job.members import annotations_of, hide_sources
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, differences
 from fastvid.sharding.job.run import How, ShardWork, SourceWork
 from fastvid.sharding.sources.sources import MAX_SOURCE_KEY_BYTES, Source, SourceList, assign_keys, public_path
-from fastvid.sharding.sources.tables import LABELS
+from fastvid.sharding.sources.tables import CLASS_NUMBER, LABELS
 from fastvid.sharding.sources.tars import gather_sources, is_dataset
 from fastvid.storage import Storage, open_storage
 from fastvid.storage.urls import sha256_of
@@ -107,7 +107,7 @@ def number_labels(old: Generation, found: SourceList) -> tuple[tuple[str, ...], 
 
 def _named(found: SourceList, classes: Sequence[str]) -> SourceList:
     """Return sources whose labels are names of classes instead of their numbers, unless the classes are numbers too."""
-    if not all(map(str.isdecimal, found.classes)) or all(map(str.isdecimal, classes)):
+    if not all(map(CLASS_NUMBER.fullmatch, found.classes)) or all(map(CLASS_NUMBER.fullmatch, classes)):
         return found
     known = ClassNames(classes, (), grow=False, more="name all classes with --classes")
 

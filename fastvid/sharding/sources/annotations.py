@@ -288,7 +288,7 @@ def name_classes(rows: Sequence[AnnotationRow], classes: Sequence[str], class_na
 
     `classes`: the classes of the rows. `class_names`: names of classes that are numbers; empty to keep the numbers.
     """
-    integers = bool(classes) and all(name.isdigit() for name in classes)
+    integers = bool(classes) and all(map(tables.CLASS_NUMBER.fullmatch, classes))
     if integers:
         classes = [str(number) for number in range(max(int(name) for name in classes) + 1)]
     if not class_names:

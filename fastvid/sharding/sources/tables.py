@@ -394,6 +394,8 @@ def split_of(name: str) -> str | None:
 
 MAX_LABEL: Final = 999_999
 """Largest allowed integer label; all numbers up to the largest label in use become classes."""
+CLASS_NUMBER: Final = re.compile("0|[1-9][0-9]*")
+"""A class name that is a number. Others are names, such as 001."""
 LABELS: Final = "labels"
 """The column with several class names per video; `MultiHot` reads it."""
 _NOT_UNICODE: Final = re.compile("[\ud800-\udfff]")
@@ -459,7 +461,7 @@ def label_list(value: Any) -> list[str] | None:
 def class_order(rows: Sequence[AnnotationRow]) -> tuple[str, ...]:
     """Return the classes of all rows, ordered by label: all integers up to the largest one, or sorted names."""
     found = {name for row in rows for name in row.class_names}
-    if not found or not all(name.isdecimal() and name.isascii() for name in found):
+    if not found or not all(map(CLASS_NUMBER.fullmatch, found)):
         return tuple(sorted(found))
     for row in rows:
         for name in row.class_names:

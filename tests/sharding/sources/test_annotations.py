@@ -184,6 +184,11 @@ def test_list_separates_path_and_label(text, rows):
     assert [(row.name, row.label) for row in parse_list(text).rows] == rows
 
 
+@pytest.mark.parametrize("labels", [("²", "³"), ("٣", "٤"), ("001", "010")])
+def test_labels_that_only_look_like_numbers_of_classes_are_names(labels, read):
+    assert read("list", {"a.list": "a.mp4 {}\nb.mp4 {}\n".format(*labels)}).classes == labels
+
+
 def test_several_files_are_concatenated_with_splits_and_class_names(tmp_path):
     (tmp_path / "train.csv").write_text("a b.mp4 1\n")
     (tmp_path / "kinetics_val_list.txt").write_text("c.mp4 0\n")
