@@ -216,14 +216,12 @@ def _check_log(log: FfmpegLog) -> None:
 
 def _check(data: bytes, seconds: float) -> tuple[bytes, AudioInfo] | None:
     """Decode an M4A and return it with its properties; None if it contains no audio sample."""
-    if not data:
+    if b"trak" not in data:  # ffmpeg writes no track without packets
         return None
     try:
         info = index_m4a(data)
     except FormatError as error:
         raise SourceError(f"the M4A cannot be indexed: {error.message}", reason=Reason.DAMAGED) from error
-    if not info.num_packets:
-        return None
     samples = count_samples(data)
     if samples > (seconds + _SLACK) * info.sample_rate:
         raise SourceError(

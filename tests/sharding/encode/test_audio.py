@@ -94,6 +94,13 @@ def test_late_audio_and_short_gaps_are_silence(films, tmp_path):
     assert beep(data)[0] == pytest.approx(2.081, abs=0.012)
 
 
+@pytest.mark.parametrize("choice", ["copy", "aac"])
+def test_a_part_after_the_end_of_the_sound_has_none_and_the_others_keep_theirs(films, choice):
+    made = sound(films / "late.mkv", choice, (1.5, 2.5), (3.2, 4))
+    assert [track is not None for track in made.tracks] == [True, False]
+    assert made.warnings == ("no-audio",)
+
+
 def test_missing_and_damaged_audio_adds_a_warning(films, tmp_path):
     assert sound(films / "mute.mp4", "copy", (0, 4)) == SampleAudio.none(1, "no-audio")
     assert sound(films / "aac.mp4", "drop", (0, 4)) == SampleAudio.none(1)
