@@ -39,9 +39,9 @@ _ENCODER: Final = ("video.g", "video.crf", "video.preset", "video.fast_decode", 
 def write_lerobot(source: Dataset, target: Storage) -> dict[str, dict[str, Any]]:
     """Write the selected episodes, renumbered from 0; return bytes and number of episodes of each file, by its name.
 
-    Videos keep their packets, so frames are those of the dataset, bit by bit. ``timestamp``, ``frame_index``,
-    ``episode_index``, ``index`` and ``task_index`` are computed; other signals are copied. Statistics of signals are
-    computed anew if episodes were left out; those of cameras are kept. The same dataset gives the same bytes.
+    Videos keep their packets, so frames are those of the dataset, bit by bit. ``frame_index``, ``episode_index``,
+    ``index`` and ``task_index`` are computed; other signals are copied. Statistics of signals are computed anew if
+    episodes were left out; those of cameras are kept. The same dataset gives the same bytes.
     """
     known = lerobot_record(source)
     rows = source.annotations.take(source.rows).to_pylist()
@@ -63,7 +63,7 @@ def write_lerobot(source: Dataset, target: Storage) -> dict[str, dict[str, Any]]
     files |= made
     target.write("meta/tasks.parquet", tasks.to_parquet())
     target.write(_EPISODES, to_parquet(pa.Table.from_pylist([episode.row for episode in episodes])))
-    stats = _stats(source, known["cameras"], everything)
+    stats = _stats(source, known, everything, tasks)
     target.write(STATS, json.dumps(stats, indent=4).encode())
     frames = sum(episode.length for episode in episodes)
     info = {
@@ -326,13 +326,14 @@ def frame_stats(values: np.ndarray[Any, Any]) -> dict[str, Any]:
     return found | {name: row.tolist() for name, row in zip(_QUANTILES, quantiles, strict=True)}
 
 
-def _stats(source: Dataset, cameras: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _stats(source: Dataset, record: Mapping[str, Any], values: Mapping[str, Any], tasks: _Tasks) -> dict[str, Any]:
     stats: dict[str, Any] = {
-        name: known for name in source.streams if (known := cameras.get(name, {}).get("stats")) is not None
+        name: known for name in source.streams if (known := record["cameras"].get(name, {}).get("stats")) is not None
     }
+    renumbered = ("index", "episode_index", *(["task_index"] if tasks.names != record["tasks"] else []))
     for name, column in values.items():
         known = source.signals[name].get("stats")
-        # Keep the original statistics if no frame is missing; but numbers of episodes and frames have changed.
-        is_whole = known is not None and known.get("count") == [len(column)] and name not in ("index", "episode_index")
+        # Keep the original statistics if no frame is missing, except for numbers that have changed.
+        is_whole = known is not None and known.get("count") == [len(column)] and name not in renumbered
         stats[name] = known if is_whole else frame_stats(column)
     return stats

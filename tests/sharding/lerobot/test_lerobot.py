@@ -18,7 +18,7 @@ from fastvid.sharding.lerobot.jobs import index_lerobot, shard_lerobot
 from fastvid.sharding.sets import Selection, make_subset, merge_datasets
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
-from tests.sharding.lerobot.tools import CAMERAS, LENGTHS, V3, as_version_2, differences, loader
+from tests.sharding.lerobot.tools import CAMERAS, LENGTHS, V3, as_version_2, copied, differences, loader
 
 EVERY = {f"episode_{number:06d}": number for number in range(len(LENGTHS))}
 SIGNALS = ("observation.state", "action", "next.reward", "next.done")
@@ -216,6 +216,22 @@ def test_a_round_trip_gives_the_same_lerobot_dataset(indexed, tmp_path):
             assert after[column] == pytest.approx(before[column], rel=1e-6, abs=1e-6), column
     index_lerobot(f"lerobot:{back}", tmp_path / "again", workers=1)
     assert differences(loader(fastvid.open(tmp_path / "again"))) == []
+
+
+def test_an_export_without_unused_tasks_has_the_statistics_of_the_new_numbers(tmp_path):
+    source, tasks = copied(tmp_path / "old"), ["never done", "lift the cube", "push it away"]
+    pq.write_table(pa.table({"task_index": range(3), "task": tasks}), source / "meta/tasks.parquet")
+    table, place = rows(), rows().column_names.index("task_index")
+    shifted = pa.compute.add(table["task_index"], 1)
+    pq.write_table(table.set_column(place, "task_index", shifted), source / DATA)
+    known = json.loads((source / "meta/stats.json").read_text())
+    known["task_index"] |= {"max": [2.0], "mean": [known["task_index"]["mean"][0] + 1]}
+    (source / "meta/stats.json").write_text(json.dumps(known))
+    index_lerobot(f"lerobot:{source}", tmp_path / "set", workers=1)
+    assert main(["export", str(tmp_path / "set"), "--to", "lerobot", "--out", str(tmp_path / "back")]) == 0
+    stats = json.loads((tmp_path / "back/meta/stats.json").read_text())["task_index"]
+    numbers = pq.read_table(tmp_path / "back" / DATA)["task_index"].to_numpy()
+    assert (stats["max"], stats["mean"]) == ([1.0], [numbers.mean()])
 
 
 def test_an_export_without_some_episodes_numbers_them_anew(encoded, tmp_path):
