@@ -25,7 +25,7 @@ from fastvid.errors import FastvidError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import FLOW
 from fastvid.load.batch.batch import Batch
-from fastvid.load.batch.labels import Extras
+from fastvid.load.batch.labels import Extras, entry_of
 from fastvid.load.batch.spec import STATE_VERSION, Spec
 from fastvid.load.clips.clip import Crops, Frames
 from fastvid.load.clips.plan import Plan, Planner, prefetch_threads
@@ -182,17 +182,17 @@ class ClipDataset(MapStyle[ClipRow]):
             raise error
         batch = _decoded(plan, decoders, prefetch_threads(self.dataset))
         lengths = (batch.frame_index >= 0).sum(1).tolist()
+        wanted = {} if self.spec.signals is None else self.spec.signals.wanted
+        shown = {"frame_index", "seconds"} | {entry_of(one, self.dataset)[0] for one in wanted if wanted[one] is None}
         # Slices of the batch's tensors, which `collate_rows` joins without a copy.
         each = {
-            name: list(value)
+            name: [row[:length] for row, length in zip(value, lengths, strict=True)] if name in shown else list(value)
             for name, value in batch.items()
             if isinstance(value, Tensor | tuple | list) and name not in _OF_BATCH
         }
         return [
             ClipRow(
                 {name: values[row] for name, values in each.items()} | {name: getattr(visit, name) for name in _PLACE},
-                frame_index=batch.frame_index[row, : lengths[row]],
-                seconds=batch.seconds[row, : lengths[row]],
                 fields={name: values[row] for name, values in batch.fields.items()},
             )
             for row, visit in enumerate(visits)
@@ -249,7 +249,8 @@ def collate_rows(rows: Sequence[ClipRow], **_of_torch: Any) -> Batch:
         raise UsageError(f"clips of a batch have the shapes {', '.join(map(str, sorted(shapes)))}", hint=hint)
     spans = {(row["start"], row["stop"]) for row in rows}
     start, stop = min(start for start, _ in spans), max(stop for _, stop in spans)
-    clips = stop - start if len(spans) == 1 else len(rows)
+    # Rows of one index, which a sampler with replacement may repeat, are of one span, too.
+    clips = max(stop - start, len(rows)) if len(spans) == 1 else len(rows)
     each = {name: [row[name] for row in rows] for name in rows[0] if name not in _OF_ROW}
     fields = {name: tuple(row["fields"][name] for row in rows) for name in rows[0]["fields"]}
     return Batch(

@@ -337,7 +337,7 @@ class SignalRows:
             raise UsageError(f"signals and EveryFrame cannot be used with {what}", hint="use one dataset without views")
         taken = {*Batch.__annotations__, *streams, *(f"{entry}_is_pad" for entry in shown)}
         for given, deltas in wanted.items():
-            entry, name = _entry_of(given, dataset)
+            entry, name = entry_of(given, dataset)
             dataset.signals[name]  # UsageError if there is no such signal
             names = {entry} if deltas is None else {entry, f"{entry}_is_pad"}
             if names & taken:
@@ -374,7 +374,7 @@ class SignalRows:
         pads = {id(deltas): around(deltas)[1] | ~valid[:, None] for deltas in self.shown.values()}
         made: dict[str, npt.NDArray[Any]] = {f"{name}_is_pad": pads[id(deltas)] for name, deltas in self.shown.items()}
         for given, deltas in self.wanted.items():
-            entry, name = _entry_of(given, dataset)
+            entry, name = entry_of(given, dataset)
             frames, outside = (shown, shown < 0) if deltas is None else around(deltas)
             values = np.ascontiguousarray(dataset.signals.values(name, rows, np.clip(frames, 0, counts - 1)))
             values[~valid] = 0
@@ -386,7 +386,7 @@ class SignalRows:
         return made
 
 
-def _entry_of(given: str, dataset: Dataset) -> tuple[str, str]:
+def entry_of(given: str, dataset: Dataset) -> tuple[str, str]:
     """Return the batch entry and the signal that are named by ``ENTRY=SIGNAL``, or by a signal's name alone."""
     entry, equals, name = given.partition("=")
     return (entry, name) if equals and given not in dataset.signals else (given, given)

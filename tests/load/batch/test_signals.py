@@ -102,6 +102,15 @@ def test_signals_at_the_frames_that_a_clip_shows(store):
         assert "reward_is_pad" not in batch
 
 
+def test_a_row_of_a_clip_dataset_has_the_signals_of_its_own_frames_alone(store):
+    clips = fastvid.ClipDataset(
+        fastvid.open(store.url), frames=fastvid.AtFps(25), spatial=fastvid.Resize(32), signals=["gain=reward"]
+    )
+    for row, count in zip(clips.__getitems__(range(5)), LENGTHS, strict=True):
+        assert row["gain"].tolist() == [100 * row["sample"] + frame for frame in range(count)]
+        assert row["frame_index"].tolist() == list(range(count))
+
+
 def test_a_signal_may_have_another_name_and_replaces_no_entry(store):
     named, same = (make(store.url, items=False, signals=[one]) for one in ("gain=reward", "reward"))
     for one, other in zip(named, same, strict=True):

@@ -186,10 +186,11 @@ def test_one_read_delivers_the_clips_of_single_reads_in_the_order_asked_for():
 
 def test_rows_of_plain_indices_collate_with_equal_weights():
     clips = clips_of(FakeDataset(40))
-    batch = next(iter(DataLoader(clips, batch_size=8)))
-    assert isinstance(batch, fastvid.Batch)
-    assert torch.equal(batch.weight, torch.full((8,), 1 / 8))
-    assert batch.video.shape == (8, 3, 3, 16, 16)
+    for sampler in (range(8), [5] * 8):
+        batch = next(iter(DataLoader(clips, batch_size=8, sampler=sampler)))
+        assert isinstance(batch, fastvid.Batch)
+        assert torch.equal(batch.weight, torch.full((8,), 1 / 8))
+        assert batch.video.shape == (8, 3, 3, 16, 16)
 
 
 def test_rows_of_one_read_collate_without_a_copy_and_others_by_one():
