@@ -147,7 +147,7 @@ PUBLISHED = {
     ),
     "json": (
         {"train.json": '[{"path": "a", "label": 3, "box": [1, 2], "poses": [[0.5, 1], [2, 3]], "odd": [1e999]},'
-                       ' {"path": "b", "label": 0, "split": "test", "score": null}]'},
+                       ' {"path": "b", "label": 0.0, "split": "test", "score": null}]'},
         [("a", "3", None, None, {"box": [1, 2], "poses": [[0.5, 1], [2, 3]], "odd": "[Infinity]", "split": "train"}),
          ("b", "0", None, None, {"score": None, "split": "test"})],
         ("0", "1", "2", "3"),
