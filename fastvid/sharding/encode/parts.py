@@ -306,7 +306,8 @@ def _alike(end: PartEnd, frame: VideoFrame, info: SourceInfo, size: Geometry) ->
         # A display matrix may mirror the picture, too.
         views = [view for turn in range(4) for view in (np.rot90(luma, turn), np.rot90(luma, turn).T)]
     for view in views:
-        top, left = (view.shape[0] - height) // 2, (view.shape[1] - width) // 2
+        # ffmpeg's filter crops at even places, those of whole chroma samples.
+        top, left = (view.shape[0] - height) // 4 * 2, (view.shape[1] - width) // 4 * 2
         if (
             top >= 0
             and left >= 0

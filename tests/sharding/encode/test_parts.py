@@ -128,6 +128,12 @@ def test_converted_parts_are_accepted(options, tmp_path):
         assert pack(path, 0.4, 1.2, profile).message == ""
 
 
+def test_parts_of_small_pictures_are_accepted(tmp_path):
+    path = make(tmp_path / "a.mp4", size="64x48", frames=50)
+    # 42 columns are cut to 32; the margin of 5 is odd, and chroma has half the columns.
+    assert pack(path, 0.4, 1.2, SMALL.changed(short_side=32)).message == ""
+
+
 # Milliseconds of frame N, on average about 40: a constant rate drops about 28 of 70 frames, or 4.
 LONG_BURST = "if(lt(N,35),N*7,245+(N-35)*73)"
 SHORT_BURST = "if(lt(N,6),N*7,42+(N-6)*43)"
