@@ -335,11 +335,12 @@ def transcode_dataset(
     if audio not in (None, "copy", "drop"):
         raise UsageError(f"sound of a dataset cannot be encoded as {audio!r}", hint="use copy or drop")
     generation = read_generation(open_storage(dataset))[1]
+    most = max((shard.samples for shard in generation.shards), default=1)
     return run_job(
         [dataset],
         out,
         audio=audio or ("copy" if "audio" in generation.extras else "drop"),
-        samples_per_shard=samples_per_shard or max((shard.samples for shard in generation.shards), default=1),
+        samples_per_shard=most if samples_per_shard is None else samples_per_shard,
         max_seconds=UNDIVIDED,
         command="transcode",
         **options,

@@ -97,6 +97,11 @@ def test_removed_samples_stay_out_and_classes_without_samples_stay(old, tmp_path
     assert set(sounds(tmp_path / "new").values()) == {None}
 
 
+def test_shards_of_no_sample_are_refused(old, tmp_path):
+    with pytest.raises(UsageError, match="samples_per_shard is 0, expected at least 1"):
+        transcode_dataset(str(old), tmp_path / "new", profile=TINY, samples_per_shard=0)
+
+
 def test_a_dataset_without_shards_says_that_it_has_no_sample(old, tmp_path):
     store = LocalStorage(copied(old, tmp_path / "d"))
     remove_samples(store, list(rows(old)))
