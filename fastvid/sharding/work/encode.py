@@ -379,8 +379,8 @@ class _ClipFile:
         samples, warnings = [], dict.fromkeys(note.partition(":")[0] for one in copied for note in one.notes)
         for number, one in enumerate(copied):
             meta = _origin(task, info, self.digest) | one.meta()
-            if one.start is not None:
-                meta |= task.place(one.start, one.start + float(one.found.info.num_frames / one.found.info.fps))
+            if one.place is not None:
+                meta |= task.place(*one.place)
             samples.append(EncodedSample(_key(task, number, len(copied)), meta, {"rgb": one.video}))
         remuxed = ["remuxed"] if any(one.remuxed for one in copied) else []
         notes = (*warnings, *task.cut_short((info.timing.frames + 1) / info.timing.rate), *remuxed)

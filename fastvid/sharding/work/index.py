@@ -25,6 +25,7 @@ import numpy.typing as npt
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.mp4 import index_mp4, read_track, settled
 from fastvid.format.packets import StreamInfo
+from fastvid.format.presentation import frame_bounds
 from fastvid.format.schema import PACKET_DTYPE, StreamFlag
 from fastvid.format.writing import proved_info
 from fastvid.media.checks import Promised, check_tables
@@ -175,7 +176,7 @@ class Copied:
     """A sample that was copied without encoding."""
 
     video: bytes
-    start: float | None  # where it begins in the source, in seconds; None for the whole source
+    place: tuple[float, float] | None  # where it begins and ends in the source, in seconds; None for the whole source
     found: IndexedVideo
     conforms: bool
     remuxed: bool
@@ -216,7 +217,7 @@ class CopiedSource:
                 return [Copied(data, None, found, _conforms(data, found), remuxed=False)]
         muxer = self._remuxer = self._remuxer or Remuxer(data, self._container, limits, self._hdr)
         played, shown, seconds = muxer.played, muxer.shown, muxer.seconds
-        made = []
+        bounds, made = frame_bounds(seconds, 1 / float(played.rate)).tolist(), []
         if frames is not None:
             if sum(frames) > len(seconds):
                 raise SourceError(
@@ -234,8 +235,9 @@ class CopiedSource:
             found = replace(found, info=replace(info, coded=shown.coded))
             if list(found.digests) != played.digests[first:last] or not _agrees(video, found):
                 raise unusable("its frames decode differently after remuxing to MP4")
-            begins = None if last - first == len(seconds) else float(seconds[first])
-            made.append(Copied(video, begins, found, _conforms(video, found), remuxed=True))
+            is_whole = last - first == len(seconds)
+            place = None if is_whole else (bounds[first], bounds[last])
+            made.append(Copied(video, place, found, _conforms(video, found), remuxed=True))
         return made
 
 
