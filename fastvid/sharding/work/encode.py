@@ -289,7 +289,7 @@ class _ClipFile:
         for number, (part, video, shape) in enumerate(zip(clip.parts, encoded.videos, checked, strict=True)):
             facts = stream_meta(shape, rate, settings.profile.pix_fmt, conforms=not (shape.width | shape.height) % 16)
             meta = _origin(task, self.info, self.digest) | facts
-            if part is not None or self._salvaged is not None:
+            if part is not None or self._salvaged is not None or task.parent is not None:
                 start, end = part or (0, shape.num_frames)
                 meta |= task.place(float((self._first + start) / rate), float((self._first + end) / rate))
             if salvaged is not None:

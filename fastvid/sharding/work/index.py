@@ -235,7 +235,7 @@ class CopiedSource:
             found = replace(found, info=replace(info, coded=shown.coded))
             if list(found.digests) != played.digests[first:last] or not _agrees(video, found):
                 raise unusable("its frames decode differently after remuxing to MP4")
-            is_whole = last - first == len(seconds)
+            is_whole = last - first == len(seconds) and start is None and end is None
             place = None if is_whole else (bounds[first], bounds[last])
             made.append(Copied(video, place, found, _conforms(video, found), remuxed=True))
         return made

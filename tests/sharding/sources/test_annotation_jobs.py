@@ -129,9 +129,16 @@ def test_clips_of_a_film_have_its_name_and_their_asked_and_got_seconds(tmp_path)
                 key, told = member.name[:-5], json.load(tar.extractfile(member))
                 for column in ("parent", "start_seconds", "end_seconds"):
                     assert told[column] == facts[key][column] == rows[key][column]
-    (tmp_path / "near.csv").write_text("path,start,end\nmy film.mp4,0.1000001,0.3\nmy film.mp4,0.10000013,0.3\n")
-    run_job(tmp_path / "raw", tmp_path / "near", annotations=f"csv:{tmp_path / 'near.csv'}", **JOB)
-    assert len({row["source_id"] for row in rows_of(tmp_path / "near").values()}) == 2
+    # Two clips that begin at almost the same time, and one that is the whole film: all are of one file.
+    clips = ("0.1000001,0.3", "0.10000013,0.3", "0,9")
+    (tmp_path / "near.csv").write_text("path,start,end\n" + "".join(f"my film.mp4,{clip}\n" for clip in clips))
+    for name, profile in (("near", SMALL), ("copied", "copy")):
+        near = tmp_path / name
+        run_job(tmp_path / "raw", near, annotations=f"csv:{tmp_path / 'near.csv'}", profile=profile, workers=1)
+        rows = sorted(rows_of(near).values(), key=lambda row: row["asked_start_seconds"])
+        assert len({row["source_id"] for row in rows}) == len(clips)
+        assert {row["parent"] for row in rows} == {"my film.mp4"}
+        assert (rows[0]["start_seconds"], rows[0]["end_seconds"]) == (0, 2)
 
 
 @pytest.fixture
