@@ -533,6 +533,8 @@ class Remuxer:
     ) -> None:
         stream = target.add_stream_from_template(template, opaque=True)
         stream.time_base = self._base
+        if self.played.aspect:  # of VP9 and AV1 only the container says it
+            stream.codec_context.sample_aspect_ratio = self.played.aspect
         # The muxer uses this duration for the last frame; the others last until the next one.
         shown_at = sorted(pts)
         step = max(1, shown_at[-1] - shown_at[-2]) if len(pts) > 1 else max(1, round(1 / self.played.rate / self._base))

@@ -34,7 +34,11 @@ KINDS = {
     "x264.flv": (X264, False, False),
     "raw.h264": ((*X264, "-bf", "2"), False, False),
     "open.mkv": (OPEN, False, False),
-    "vp9.webm": (("-c:v", "libvpx-vp9", "-g", "10", "-cpu-used", "8", "-lag-in-frames", "8"), False, False),
+    "wide.webm": (
+        ("-vf", "setsar=2", "-c:v", "libvpx-vp9", "-g", "10", "-cpu-used", "8", "-lag-in-frames", "8"),
+        False,
+        False,
+    ),
     "mjpeg.avi": (("-c:v", "mjpeg", "-pix_fmt", "yuvj420p", "-q:v", "4"), False, False),
     "mpeg4.mp4": (("-c:v", "mpeg4", "-bf", "2"), True, True),
     "mpeg4.avi": (("-c:v", "mpeg4", "-bf", "2"), False, True),
@@ -78,7 +82,9 @@ def test_frames_by_plan_are_those_of_a_player_of_the_source(name, copied, raw):
     assert bool(video.info.flags & StreamFlag.WHOLE) == whole
     assert not video.info.flags & StreamFlag.CONFORMS
     # Another player, which knows nothing of the index, shows the same.
-    assert play(data, "mov", Limits()).digests == tools.played(raw / name)
+    other = play(data, "mov", Limits())
+    assert other.digests == tools.played(raw / name)
+    assert (other.aspect == 2) == (name == "wide.webm")
 
 
 def test_json_and_ledger_say_what_differs_and_the_tars_alone_give_the_index(copied):
