@@ -65,7 +65,7 @@ from fastvid.decode.tiles import cut_tiles
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.bitstream import changes_parameters
 from fastvid.format.packets import StreamInfo
-from fastvid.format.schema import Codec, Matrix, Range, StreamFlag
+from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, Range, StreamFlag
 from fastvid.runtime.arrays import UInt8Array
 
 # libavcodec's native "av1" decoder requires hardware.
@@ -223,8 +223,7 @@ class PyAvDecoder(ThreadDecoder):
         `places`: for each wanted frame its index in the output. `as_coded`: whether frames are written in the decoder's
         pixel format, else in 8-bit 4:2:0.
         """
-        info = clip.info
-        key = _key(info)
+        info, key = clip.info, _key(clip.info)
         # Remove the context while it is in use; put it back only after a clip without errors.
         context = self._contexts.pop(key, None)
         try:
@@ -270,8 +269,7 @@ class PyAvDecoder(ThreadDecoder):
                     raise DecodeError(
                         f"frame {number} has size {frame.width}x{frame.height}, the stream {info.width}x{info.height}"
                     )
-                place = places.get(number)
-                if place is None:
+                if (place := places.get(number)) is None:
                     continue
                 if not as_coded and frame.format.name not in _FORMATS_420:
                     frame = self._converter.to_420(frame, info)
@@ -316,12 +314,14 @@ def _packets(clip: EncodedClip) -> list[Any]:
     """Return the packets of a clip, then None, which drains the decoder."""
     if not clip.keys[0]:
         raise DecodeError("first packet of the plan is not a key packet", frame=int(clip.shows[0]))
-    data: Any = clip.data  # PyAV takes any buffer; its stubs say bytes
     packets, hidden = list[Any](), -1
     for start, size, show in zip(clip.starts.tolist(), clip.sizes.tolist(), clip.shows.tolist(), strict=True):
         if not size:
             raise DecodeError("packet is empty", frame=show)  # libavcodec would treat it as the end of stream
-        packet: Any = av.Packet(data[start : start + size])
+        data: Any = clip.data[start : start + size]  # PyAV takes any buffer; its stubs say bytes
+        if clip.info.codec is Codec.MPEG4:  # its decoder reads on after the packet, where sound may be
+            data = memoryview(bytes(data) + bytes(INPUT_PADDING))[:size]
+        packet: Any = av.Packet(data)
         # A frame inherits its packet's pts, so use the frame index as pts: it survives reordering.
         packet.pts = show if show >= 0 else hidden
         hidden -= show < 0

@@ -7,11 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import fastvid
 from fastvid.decode import pyav
+from fastvid.decode.clips import read_clip
 from fastvid.decode.pyav import PyAvDecoder
-from fastvid.decode.request import Box, Planes, Rgb
+from fastvid.decode.request import Box, ClipRequest, Planes, Rgb
 from fastvid.errors import DecodeError, UsageError
+from fastvid.format.schema import INPUT_PADDING
 from tests.conformance.outputs import decoded, empty, numbers, pictures, reference
+from tests.makers import encode
 
 
 @pytest.fixture
@@ -125,6 +129,22 @@ def test_clip_without_padding_is_rejected(videos):
     end = int(clip.starts[-1] + clip.sizes[-1])
     with pytest.raises(UsageError, match="padding"):
         replace(clip, data=clip.data[: end + 8])
+
+
+def test_what_follows_a_packet_of_mpeg4_does_not_change_its_frame(decoder, tmp_path):
+    rng = np.random.default_rng(0)
+    noise = [rng.integers(16, 236, (60, side, side), np.uint8) for side in (64, 32, 32)]
+    encode(tmp_path / "a.mp4", noise, ["-c:v", "mpeg4", "-bf", "2", "-q:v", "8"])
+    file = fastvid.Video(tmp_path / "a.mp4")
+    box = Box(0, 0, 64, 64)
+    clip = read_clip(ClipRequest(0, np.arange(60), box, (64, 64)), file.info, file.table, file._shard.reader(0))
+    step = int(clip.sizes.max()) + INPUT_PADDING
+    data = bytearray(b"\x01" * step * len(clip.sizes))  # as sound in AAC begins
+    for number, (start, size) in enumerate(zip(clip.starts.tolist(), clip.sizes.tolist(), strict=True)):
+        data[number * step : number * step + size] = clip.data[start : start + size]
+    apart = replace(clip, data=memoryview(data), starts=np.arange(len(clip.sizes)) * step)
+    expected = pictures(decoded(decoder, clip, Planes))
+    assert (pictures(decoded(decoder, apart, Planes)) == expected).all()
 
 
 def test_number_of_contexts_is_bounded(videos):
