@@ -400,9 +400,9 @@ def build_command(
     window = window or DecodeWindow(0, info.timing.shown, 0, None, trims=False)
     seeks = window.seek is not None
     picture = ffmpeg.input(source_url, **input_options(build, info, settings.limits, window.seek))["V:0"]
-    by_times = seeks or (info.timing.input_rate is None and any(frames is not None for _, frames in targets))
+    by_times = seeks or info.timing.input_rate is None
     if by_times:
-        # Parts are counted from the first frame, but ffmpeg's times from the first packet of any stream: shift them.
+        # Frames are counted from the first one, but ffmpeg's times from the first packet of any stream: shift them.
         picture = picture.filter("setpts", f"PTS-{info.times[0] * info.time_base}/TB")
     if info.timing.input_rate is not None and (seeks or window.trims):
         # Without a seek the times are frame numbers already, because ffmpeg counts frames at a forced rate.
