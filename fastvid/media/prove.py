@@ -209,8 +209,8 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = TONE_MAP) -> IndexedV
     assert first is not None
     info, shown = described(played, data, hdr=hdr)
     numbered = number_packets(played)
-    ticks = clock(played, numbered.order)
-    times = None if ticks is None else np.asarray([t for packet, t in ticks.items() if numbered.frames[packet] >= 0])
+    ticks = clock(played, [packet for packet in numbered.order if numbered.frames[packet] >= 0])
+    times = None if ticks is None else np.asarray(list(ticks.values()))
     rate, notes = _rate(played, times, numbered.frames, info.fps)
     info = replace(info, fps=rate)
     sizes = [len(packet) for packet in played.packets]

@@ -10,7 +10,7 @@ from fastvid.errors import SourceError
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.file_tables import FileReader, read_tables
 from fastvid.media.probe import HEAD_BYTES, sniff
-from fastvid.media.prove import play
+from fastvid.media.prove import index_video, play
 from fastvid.media.reasons import Reason
 from fastvid.storage.urls import open_file
 from tests.sharding.shardtools import ffmpeg, look, make
@@ -154,6 +154,18 @@ def test_a_file_is_whole_when_its_edits_hide_groups_of_pictures(user, skip, keep
 def test_a_copied_part_of_fragments_is_whole(user, made, tmp_path):
     ffmpeg("-ss", "3.1", "-i", str(made / "fragments.mp4"), "-t", "1", "-c", "copy", str(tmp_path / "a.mp4"))
     assert USERS[user](tmp_path / "a.mp4") == len(play_file(tmp_path / "a.mp4").digests) > 20
+
+
+def test_frames_beside_a_hidden_one_of_the_same_time_keep_their_times(tmp_path):
+    # In fragments of one frame, ffmpeg writes this picture before the sound with the time of the next one.
+    sound = ("-f", "lavfi", "-i", "sine=duration=0.7:sample_rate=44100")
+    fragments = ("-c:v", "mpeg4", "-bf", "2", "-g", "30", "-movflags", "frag_every_frame+empty_moov")
+    source = ("-f", "lavfi", "-i", "testsrc=size=96x64:rate=60:duration=0.9")
+    ffmpeg(*source, *sound, *fragments, str(tmp_path / "a.mp4"))
+    found = index_video((tmp_path / "a.mp4").read_bytes(), Limits())
+    assert found.info.num_frames == 53
+    assert found.seconds[-1] == pytest.approx(0.89, abs=0.01)
+    assert float(53 / found.info.fps) == pytest.approx(0.9, abs=0.01)
 
 
 # Bytes that are missing of a file, and what is said of it; None if it is whole.
