@@ -55,7 +55,7 @@ def plan_parts(
     total, rate = timing.frames, timing.rate
     seconds = np.arange(total) / float(rate) if seconds is None else seconds
     first, last = clip_frames(seconds, float(1 / rate), start, end)
-    most = max(1, int(Fraction(max_seconds) * rate))
+    most = max(1, int(Fraction(str(max_seconds)) * rate))  # str, because as a binary number 0.3 is less than 3/10
     count = -(-(last - first) // most)
     if count == 1:
         return [None] if (first, last) == (0, total) else [(first, last)]

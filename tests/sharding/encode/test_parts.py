@@ -71,6 +71,12 @@ def test_clips_after_a_change_of_the_stream_are_the_frames_asked_for(change, suf
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("profile", ["compact", "copy"])
+def test_parts_may_be_as_long_as_a_decimal_number_says(profile, tmp_path):
+    path = make(tmp_path / "six.mp4", rate="10", frames=6)  # as a binary number, 0.3 s are a little less than 3 frames
+    assert len(pack(path, profile=PROFILES[profile], max_seconds=0.3).samples) == 2
+
+
 VARIABLE = r",setpts='(N*N/40+N)/(25*TB)'"
 VP9 = ("-c:v", "libvpx-vp9", "-cpu-used", "8", "-crf", "20", "-b:v", "0")
 
