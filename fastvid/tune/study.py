@@ -181,10 +181,13 @@ def study(
     workers = workers or available_cores()
     with tempfile.TemporaryDirectory(prefix="fastvid-tune-") as scratch:
         place = Path(folder or scratch)
+        if taken := [one.name for one in chosen if (place / one.name).exists()]:
+            # A job there would be resumed, and take no time to encode.
+            raise UsageError("encoded samples are here already", file=str(place / taken[0]), hint="name another folder")
         drawn = SourceList(tuple(sample), every.classes, {})
         encoded, refused = _encode_all(drawn, chosen, place, workers)
         common = [source for source in sample if all(source.id in one.keys for one in encoded)]
-        if not common:
+        if not encoded or not common:
             raise UsageError("no profile accepts any video of the sample", hint="; ".join(refused.values()) or None)
         corpora = [
             Corpus(one.folder, sampling, _VISITS, seed, CROP, _SHORT_SIDE, tuple(one.keys[s.id] for s in common))

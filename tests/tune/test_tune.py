@@ -113,6 +113,8 @@ def test_study_measures_the_encoded_datasets(raw, tmp_path, capsys):
     assert 0.9 < by_name["compact"]["ssim"] <= 1
     assert by_name["copy"]["estimate"]["bytes"]["total"] == pytest.approx(1.5 * by_name["copy"]["bytes"])
     assert record["recommended"] in by_name
+    with pytest.raises(UsageError, match="encoded samples are here already"):
+        study([str(raw)], profiles=["compact"], folder=str(tmp_path / "kept"))
 
 
 def test_sample_is_seeded_and_a_profile_that_accepts_too_few_is_refused(raw, tmp_path):
@@ -122,6 +124,8 @@ def test_sample_is_seeded_and_a_profile_that_accepts_too_few_is_refused(raw, tmp
     done = study([str(tmp_path / "raw")], sampling="dense4x2", **options)
     assert "none of 1 sources" in done.refused["copy"]
     assert [one.profile for one in done.measured] == ["intra"]
+    with pytest.raises(UsageError, match="no profile accepts any video"):
+        study([str(tmp_path / "raw")], **options | {"profiles": ["copy"]})
     frames = {study([str(tmp_path / "raw")], seed=seed, **options).seconds for seed in range(2)}
     assert frames == {float(Fraction(5, 25)), float(Fraction(6, 25))}
 
