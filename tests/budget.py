@@ -20,19 +20,19 @@ REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
     "format": 3_478,
-    "decode": 2_450,
-    "media": 2_265,
-    "storage": 1_826,
+    "decode": 2_449,
+    "media": 2_267,
+    "storage": 1_832,
     "videos": 788,
-    "sharding": 10_924,
-    "load": 5_837,
-    "train": 6_526,
-    "models": 1_049,
-    "cli": 1_406,
+    "sharding": 10_943,
+    "load": 5_850,
+    "train": 6_567,
+    "models": 1_057,
+    "cli": 1_434,
     "report": 417,
-    "runtime": 593,
+    "runtime": 626,
     "demo": 366,
-    "tune": 535,
+    "tune": 537,
     "root": 172,
     "bench": 8_499,
     "examples": 553,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 49_593
+TESTS: Final = 49_930
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
