@@ -5,13 +5,23 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from fastvid.errors import UsageError
 from fastvid.runtime import values
-from fastvid.runtime.values import check_choice, check_least, check_seconds, sha256, sha256_of_file, sha256_of_pieces
+from fastvid.runtime.values import (
+    check_choice,
+    check_hint,
+    check_least,
+    check_seconds,
+    sha256,
+    sha256_of_file,
+    sha256_of_pieces,
+)  # fmt: skip
 from tests.skips import soak_but
 
 
@@ -75,14 +85,27 @@ def test_hashes_equal_sha256sum_for_every_input_form(tmp_path, monkeypatch):
     assert sha256(b"") == sha256_of_pieces([])
 
 
+def test_values_of_another_kind_than_their_hint_are_refused():
+    for value, hint in [("a", str), (np.int64(3), int), (3, float), (None, int | None), (["a"], tuple[str, ...])]:
+        check_hint("size", value, hint)
+    check_hint("size", object(), Path)  # types that are not plain are checked elsewhere
+    assert refusal(check_hint, "size", 2.5, int) == "size is 2.5, expected a whole number"
+    assert refusal(check_hint, "size", 2.5, int | None) == "size is 2.5, expected a whole number or none"
+    assert refusal(check_hint, "keys", "a", tuple[str, ...]).endswith("expected a tuple\n  hint: write ('a',)")
+    assert refusal(check_hint, "keys", [1], tuple[str, ...]) == "keys is [1], expected a tuple"
+    assert refusal(check_hint, "last", "no", Literal["drop", "keep"]).startswith("last is 'no'")
+
+
 def test_numbers_are_formatted_for_people():
     assert [values.size(n) for n in (0, 999, 1000, 12_345, 456_789, 3.1e9, 5e15)] == [
         "0 B", "999 B", "1 kB", "12.3 kB", "457 kB", "3.1 GB", "5000 TB",
     ]  # fmt: skip
-    assert [values.duration(s) for s in (0.04, 0.94, 0.95, 1.44, 9.84, 59.94, 59.96, 200, 3599, 3600, 7500, 1e6)] == [
+    assert [values.duration(s) for s in (0.04, 0.94, 0.95, 1.44, 9.84, 59.94, 59.96, 200, 3599, 3600, 7500)] == [
         "0.04 s", "0.94 s", "0.9 s", "1.4 s", "9.8 s", "59.9 s", "1 min 0 s", "3 min 20 s", "59 min 59 s", "1 h 0 min",
-        "2 h 5 min", "278 h",
+        "2 h 5 min",
     ]  # fmt: skip
+    assert [values.duration(s) for s in (359_999, 360_000, 1e6)] == ["99 h 59 min", "100 h", "278 h"]
+    assert [values.things(n, "clip") for n in (0, 1, 1200)] == ["0 clips", "1 clip", "1,200 clips"]
     assert [values.percent(a, 1000) for a in (0, 1, 500, 999, 1000)] == ["0 %", "<1 %", "50 %", ">99 %", "100 %"]
     # A Chinese letter takes two columns of a terminal, an accent of its own none.
     assert [values.padded(name, 6) + "|" for name in ("run", "\u8dd1\u6b65", "cafe\u0301", "playing")] == [
