@@ -65,7 +65,7 @@ from fastvid.decode.tiles import cut_tiles
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.bitstream import changes_parameters
 from fastvid.format.packets import StreamInfo
-from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, Range, StreamFlag
+from fastvid.format.schema import Codec, Matrix, Range, StreamFlag, with_padding
 from fastvid.runtime.arrays import UInt8Array
 
 # libavcodec's native "av1" decoder requires hardware.
@@ -320,7 +320,7 @@ def _packets(clip: EncodedClip) -> list[Any]:
             raise DecodeError("packet is empty", frame=show)  # libavcodec would treat it as the end of stream
         data: Any = clip.data[start : start + size]  # PyAV takes any buffer; its stubs say bytes
         if clip.info.codec is Codec.MPEG4:  # its decoder reads on after the packet, where sound may be
-            data = memoryview(bytes(data) + bytes(INPUT_PADDING))[:size]
+            data = with_padding(data)
         packet: Any = av.Packet(data)
         # A frame inherits its packet's pts, so use the frame index as pts: it survives reordering.
         packet.pts = show if show >= 0 else hidden

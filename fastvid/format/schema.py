@@ -64,6 +64,11 @@ LEROBOT: Final = "lerobot"
 INPUT_PADDING: Final = 64
 
 
+def with_padding(packet: bytes | memoryview) -> memoryview:
+    """Return a packet with zeros after its end, because PyAV neither copies nor pads what is made from a buffer."""
+    return memoryview(b"".join((packet, bytes(INPUT_PADDING))))[: len(packet)]
+
+
 SHARD_SUFFIXES: Final = ("tar", "idx", "parquet", "pkt")
 """Suffixes of a shard's files, the tar first."""
 

@@ -29,7 +29,7 @@ from fastvid.errors import ChecksumError, DecodeError, FastvidError, FormatError
 from fastvid.format.headers import shortened
 from fastvid.format.mp4 import Track, read_track
 from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
-from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag, matrix_of
+from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag, matrix_of, with_padding
 from fastvid.media.container import ffmpeg_message, fraction, open_demuxer, video_stream
 from fastvid.media.file_tables import KEPT, FileReader, Tables
 from fastvid.media.prove import decode_padded, frame_digest
@@ -328,7 +328,7 @@ class Comparison:
         places = list(zip(packet_offsets(chosen), chosen["size"].tolist(), strict=True))
         context = self._context()
         try:
-            data = [memoryview(one + bytes(INPUT_PADDING))[: len(one)] for one in self.file.parts(places)]
+            data = list(map(with_padding, self.file.parts(places)))
             for number, frame in decode_padded(context, list(zip(packets.tolist(), data, strict=True))):
                 self.aspect = self.aspect or fraction(context.sample_aspect_ratio)
                 yield number, frame

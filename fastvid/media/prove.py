@@ -39,7 +39,7 @@ from fastvid.format.headers import FieldPairs
 from fastvid.format.mp4 import frame_rate
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.presentation import usual_step
-from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
+from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag, with_padding
 from fastvid.media.container import Demuxed, Read, check_fragments, ffmpeg_message, open_demuxer, video_stream
 from fastvid.media.describe import TONE_MAP, declared, present, with_times
 from fastvid.media.ffmpeg import Limits
@@ -104,8 +104,7 @@ class Playback(Demuxed):
             if joined:
                 data = bytes(self.packets.pop()) + data
                 self.durations[-1] += packet.duration or 0
-            # Pad the packet: decoders read past its end, and PyAV neither copies nor pads a packet made from a buffer.
-            self.packets.append(memoryview(data + bytes(INPUT_PADDING))[: len(data)])
+            self.packets.append(with_padding(data))
             if not joined:
                 self.positions.append(packet.pos)
                 self.pts.append(packet.pts)
