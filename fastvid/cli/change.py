@@ -362,7 +362,7 @@ def _garbage(garbage: Garbage, *, deleted: bool) -> str:
     kept = f"generations kept: {', '.join(map(str, garbage.kept))}"
     if not garbage.files:
         return f"{kept}\nnothing to delete"
-    lines = [f"{size(number):>8}  {name}" for name, number in garbage.files.items()]
+    lines = [f"{size(file.size):>8}  {name}" for name, file in garbage.files.items()]
     lines.append(kept)
     if garbage.dropped:
         lines.append(f"generations {'deleted' if deleted else 'to delete'}: {', '.join(map(str, garbage.dropped))}")

@@ -27,8 +27,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastvid.errors import ConflictError, FormatError, SampleNotFoundError, UsageError
-from fastvid.format.annotations import Signals, open_annotations
+from fastvid.errors import ConflictError, FormatError, SampleNotFoundError, StorageError, UsageError
+from fastvid.format.annotations import GenerationRows, Signals, open_annotations
 from fastvid.format.generations import Generation as Generation
 from fastvid.format.generations import ShardRecord as ShardRecord
 from fastvid.format.generations import commit_generation as commit_generation
@@ -75,13 +75,12 @@ class Dataset:
         root: str | None = None,
     ) -> None:
         self.storage, self.root = open_storage(url), root
-        self.dataset_id, self.generation = read_generation(self.storage, generation)
+        self.dataset_id, self.generation, self._annotations = _open_generation(self.storage, generation)
         self.split, self.where = split, where
         self.selection = ""  # identifies the samples chosen by `select`
         self._shards = OpenShards()
         counts = [shard.samples for shard in self.generation.shards]
         self._ends = np.cumsum(np.asarray(counts, dtype=np.int64))
-        self._annotations = open_annotations(self.storage, self.generation)
         self.rows = self._select()
 
     def __len__(self) -> int:
@@ -330,6 +329,20 @@ class Dataset:
 MEMORY: Final = 256 * 2**20
 """Bytes of open shards in a process: the indexes of about 2,500 shards of 1,000 videos, or about 40 whole packet
 sidecars, which a process keeps if storage is remote and the node has no cache."""
+
+
+def _open_generation(storage: Storage, which: int | str | None) -> tuple[str, Generation, GenerationRows]:
+    """Open a generation. If `fastvid gc` deletes the current one meanwhile, open the one that is current then."""
+    seen: int | None = None
+    while True:
+        try:
+            identity, generation = read_generation(storage, which)
+            return identity, generation, open_annotations(storage, generation)
+        except StorageError:
+            current = read_head(storage).generation
+            if which is not None or current == seen:
+                raise
+            seen = current
 
 
 class OpenShards:

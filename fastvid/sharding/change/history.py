@@ -19,6 +19,7 @@ from fastvid.format.schema import GENERATIONS, LEDGER_PARTS, annotations_file, g
 from fastvid.runtime import faults
 from fastvid.runtime.values import check_integers
 from fastvid.storage import LocalStorage, Storage
+from fastvid.storage.protocol import Version
 
 # File names made by fastvid; any other file in the folder belongs to the user and is never deleted.
 _SHARD_FILE: Final = re.compile(r"(data-\d{6}(?:-\d+)?)\.(?:tar|files|idx|parquet|pkt|signals\.parquet)")
@@ -32,12 +33,12 @@ class Garbage:
 
     kept: tuple[int, ...]
     dropped: tuple[int, ...]
-    files: Mapping[str, int]  # names and sizes in bytes of the deleted files
+    files: Mapping[str, Version]  # the deleted files by name, as they were listed
 
     @property
     def bytes(self) -> int:
         """Total size of the files in bytes."""
-        return sum(self.files.values())
+        return sum(version.size for version in self.files.values())
 
 
 def list_generations(storage: Storage) -> list[dict[str, Any]]:
@@ -92,6 +93,9 @@ def collect_garbage(storage: Storage, *, keep_generations: int = 1, keep: Collec
     if garbage.files:
         swap_head(storage, head, dataset_id=head.dataset_id, generation=head.generation)
     for name in sorted(garbage.files, key=_deletion_order):
+        found = storage.version(name)
+        if found is None or not found.same(garbage.files[name]):
+            continue  # while this process was stopped, another one deleted the file and gave its name again
         with contextlib.suppress(StorageError):
             storage.discard(name)  # also this machine's cached copy, which is found by the version of the file
         storage.delete(name)
@@ -127,7 +131,7 @@ def find_garbage(
         if (shard and shard[1] not in stems) or (record and name not in needed):
             if (found := storage.version(name)) is None:
                 continue  # another process deletes the same files
-            files[name] = found.size
+            files[name] = found
             if record:
                 dropped.add(int(record[1]))
     return Garbage(tuple(g.number for g in kept), tuple(sorted(dropped, reverse=True)), files)

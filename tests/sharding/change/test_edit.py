@@ -11,6 +11,7 @@ import pytest
 import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import ConflictError, JobError, StorageError, UsageError
+from fastvid.format import dataset as datasets
 from fastvid.format import reason
 from fastvid.format.dataset import Dataset, change
 from fastvid.format.generations import read_generation, read_head
@@ -18,7 +19,7 @@ from fastvid.format.reason import because
 from fastvid.format.shard import Shard
 from fastvid.format.tar import read_members
 from fastvid.runtime.processes import namespace
-from fastvid.sharding.change import takedown
+from fastvid.sharding.change import history, takedown
 from fastvid.sharding.change.edit import match_annotations, read_labels, relabel_samples, remove_samples
 from fastvid.sharding.change.history import collect_garbage, find_garbage, list_generations
 from fastvid.sharding.change.repack import compact_shards
@@ -267,6 +268,34 @@ class TestGarbage:
         listing = store.list
         monkeypatch.setattr(store, "list", lambda prefix="": [*listing(prefix), *["data-000009.tar"] * (not prefix)])
         assert not collect_garbage(store).files
+
+    def test_a_name_that_was_given_again_while_it_was_stopped_is_kept(self, store, monkeypatch):
+        def stop_meanwhile(*args, **more):
+            swap(*args, **more)
+            store.delete("data-000000.tar")
+            store.write("data-000000.tar", b"of another change")
+
+        remove_samples(store, ["c/1"])
+        compact_shards(store)
+        swap = history.swap_head
+        monkeypatch.setattr(history, "swap_head", stop_meanwhile)
+        assert "data-000000.tar" in collect_garbage(store).files
+        assert store.read("data-000000.tar") == b"of another change"
+        assert not store.exists("data-000000.pkt")
+
+    def test_a_dataset_opens_while_its_generation_is_deleted(self, store, monkeypatch):
+        def delete_first(*args):
+            if read_generation(store)[1].number < 3:
+                remove_samples(store, ["c/1"])
+                compact_shards(store)
+                collect_garbage(store)
+            return opening(*args)
+
+        opening = datasets.open_annotations
+        monkeypatch.setattr(datasets, "open_annotations", delete_first)
+        assert Dataset(store.url).generation.number == 3
+        with pytest.raises(StorageError, match="no generation 1"):
+            Dataset(store.url, generation=1)
 
     def test_a_change_that_began_before_fails_instead_of_referring_to_deleted_files(self, store):
         def collect_meanwhile(generation, table):
