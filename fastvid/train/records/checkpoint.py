@@ -37,6 +37,7 @@ CHECKPOINT_VERSION: Final = 1
 BEST: Final = "best.json"
 """File with the name and score of the checkpoint with the highest score."""
 
+_TRIAL: Final = "trial"  # written at the start of a run
 _DIGITS: Final = 16
 _NAME: Final = re.compile(rf"checkpoint-(\d{{12}})-([0-9a-f]{{{_DIGITS}}})\.pt")
 
@@ -74,9 +75,15 @@ class Checkpoints:
         names = self.names()
         return _samples(names[-1]) if names else -1
 
-    def sweep(self) -> None:
-        """Remove temporary files of killed writers; no process may be writing."""
+    def prepare(self) -> None:
+        """Remove temporary files of killed writers, and try to write; no process may be writing.
+
+        Raises:
+            StorageError: If the folder cannot be written, which a run should not learn at its first checkpoint.
+        """
         self.storage.sweep()
+        self.storage.write(_TRIAL, b"")
+        self.storage.delete(_TRIAL)
 
     def save(self, state: dict[str, Any], samples: int) -> str:
         """Write a checkpoint atomically: if the process is killed, earlier checkpoints stay intact.

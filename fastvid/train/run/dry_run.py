@@ -24,6 +24,7 @@ from fastvid.load.order.epoch import rank_slice
 from fastvid.load.order.mixture import parts_of
 from fastvid.models.zoo import UNCOUNTED, model_cost
 from fastvid.runtime.processes import World
+from fastvid.storage import LocalStorage
 from fastvid.train.config.config import Config
 from fastvid.train.loop.loop import Trainer, micro_batches
 from fastvid.train.loop.strategy import build_strategy, strategy_of
@@ -69,7 +70,10 @@ def _check_model(config: Config, world_size: int, sharing: int, source: assemble
     data = config.data
     batches = run.loader.clips.batches
     per_epoch = assemble.samples_per_epoch(run.loader.clips)
-    _check_writable(Path(config.run.out))
+    _check_folder("run.out", Path(config.run.out))
+    checkpoints = assemble.checkpoints_of(config).storage
+    if isinstance(checkpoints, LocalStorage):
+        _check_folder("run.checkpoints", checkpoints.root)
     first, end = rank_slice(batches.size, sharing - 1, sharing, data.group_size)
     rows = end - first
     slices = micro_batches(rows, config.run.micro_batch_size, data.group_size)
@@ -182,10 +186,10 @@ def activation_bytes(model: nn.Module, shape: tuple[int, ...]) -> int:
     return sum(found.values())
 
 
-def _check_writable(out: Path) -> None:
-    folder = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
+def _check_folder(name: str, path: Path) -> None:
+    folder = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
     if not folder.is_dir():
-        raise UsageError("run.out is inside a file", file=folder, hint="choose a run.out whose parents are folders")
+        raise UsageError(f"{name} is inside a file", file=folder, hint=f"choose a {name} whose parents are folders")
     free = shutil.disk_usage(folder).free
     if free < _GIB:
-        log.warning("only %.1f GB are free for checkpoints in %s", free / 1e9, folder)
+        log.warning("only %.1f GB are free for %s in %s", free / 1e9, name, folder)

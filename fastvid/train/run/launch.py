@@ -152,8 +152,6 @@ def run_as(config: Config, member: Member, make: assemble.ModelSource | None = N
         if member.leads:
             open_until_the_end.enter_context(only_run(out))
         checkpoints = checkpoints_of(config)
-        if member.leads:
-            checkpoints.sweep()
         assemble.check_device(config, member.device)
         strategy = build_strategy(config.sync, member, config.sync_options, timeout_s=config.run.timeout_s)
         run = Run.of(config, member, strategy.reader, make)
@@ -183,6 +181,7 @@ def run_as(config: Config, member: Member, make: assemble.ModelSource | None = N
         loggers.call("start", info)
         open_until_the_end.push(lambda kind, *_: _abandon(loggers) if kind else None)
         if member.leads:
+            checkpoints.prepare()
             starts = len(list(out.glob(_STARTS)))
             for name in (CONFIG_FILE, _STARTS.replace("*", f"{starts + 1:03}")):
                 _write(out / name, json_text(to_json(config), indent=1))

@@ -56,7 +56,7 @@ def main():
         newest = int(state["samples"])
         lost += newest < confirmed
         unreadable += not bool((state["weight"] == newest).all())
-        checkpoints.sweep()
+        checkpoints.prepare()
         assert sorted(path.name for path in folder.iterdir()) == checkpoints.names(), "temporary files are left"
     print(json.dumps({"kills": kills, "inside_a_write": inside, "lost": lost, "unreadable": unreadable}))
 

@@ -207,7 +207,7 @@ def test_an_object_store_keeps_newest_and_best_and_skips_damaged_checkpoints(s3,
         checkpoints.wait()
         if count == 8:
             assert checkpoints.note(8, 61.5)
-    checkpoints.sweep()
+    checkpoints.prepare()
     assert samples_of(checkpoints) == [8, 24, 32]
     assert newest(checkpoints) == 32
     last = checkpoints.names()[-1]

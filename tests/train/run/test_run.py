@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fastvid.cli.main import main as fastvid_command
-from fastvid.errors import StateError, UsageError
+from fastvid.errors import FastvidError, StateError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import read_head, swap_head
 from fastvid.load.order.draws import Permutation
@@ -369,6 +369,7 @@ def test_labels_can_come_from_another_column(folder):
         (["sync=kavg", "run.out={done}"], StateError, "written with sync=ddp, this run uses sync=kavg"),
         (["optim.name=lars", "run.out={done}"], StateError, "with optim.name=sgd, this run uses optim.name=lars"),
         (["run.out=s3://bucket/run"], UsageError, "expected a local folder"),
+        (["run.checkpoints=/dev/null/run"], FastvidError, "/dev/null"),
     ],
 )
 def test_errors_are_raised_before_the_first_step(folder, undisturbed, tmp_path, changes, kind, message):

@@ -41,7 +41,7 @@ class TokenStore:
             )
         self._files = [Checkpoints(f"{folder}/model-{model:04d}", keep=1) for model in range(num_models)]
         for files in self._files:
-            files.sweep()
+            files.prepare()
         newest = [files.newest() for files in self._files]
         self._tokens = [None if found is None else found.data for found in newest]
 
