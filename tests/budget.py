@@ -19,14 +19,14 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_480,
+    "format": 3_490,
     "decode": 2_449,
     "media": 2_267,
     "storage": 1_832,
     "videos": 788,
-    "sharding": 10_943,
+    "sharding": 10_947,
     "load": 5_850,
-    "train": 6_567,
+    "train": 6_574,
     "models": 1_057,
     "cli": 1_434,
     "report": 417,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 49_969
+TESTS: Final = 49_999
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
