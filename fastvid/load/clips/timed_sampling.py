@@ -28,7 +28,7 @@ from fastvid.load.clips.sampling import (
     spread_over,
 )
 from fastvid.load.order.draws import BatchDraws, Purpose
-from fastvid.runtime.arrays import FloatArray, IntArray
+from fastvid.runtime.arrays import AnyArray, FloatArray, IntArray
 from fastvid.runtime.values import check_least, check_numbers, check_switches
 
 _NEAR: Final = 1e-6
@@ -263,11 +263,12 @@ class Deltas(BatchSampler):
         elif self.anchor is None:
             anchors = videos.draws.integers(Purpose.FRAMES, videos.num_frames, 1)[:, 0]
         else:
-            anchors = np.minimum((self.anchor * videos.fps + _NEAR).astype(np.int64), last)
+            once = np.ones_like(last)
+            anchors = np.concatenate(_instants(once, once, self.anchor * videos.fps, videos))
         offsets = np.stack([_offsets(tuple(self.seconds), self.tolerance, fps) for fps in videos.fps.tolist()])
         frames: IntArray = np.clip(anchors[:, None] + offsets, 0, last[:, None])
         for row, times in videos.times.items():
-            wanted = times[anchors[row]] + np.array(self.seconds)
+            wanted = times[anchors[row]] + np.array(self.seconds) + _NEAR / videos.fps[row]
             frames[row] = np.searchsorted((times[1:] + times[:-1]) / 2, wanted)  # the nearest
         return frames
 
@@ -294,14 +295,13 @@ def _offsets(seconds: tuple[float, ...], tolerance: float | None, fps: float) ->
     return offsets
 
 
-def _instants(counts: IntArray, steps: FloatArray, starts: IntArray, videos: Videos) -> list[IntArray]:
-    """Return the frames start + floor(k * step) of each video, at most its last one, int64 [count] each.
+def _instants(counts: IntArray, steps: AnyArray, starts: AnyArray, videos: Videos) -> list[IntArray]:
+    """Return the frames floor(start + k * step) of each video, at most its last one, int64 [count] each.
 
     If the frame rate varies, the frames that are shown at the same times in seconds.
     """
     instants = np.arange(counts.max()) * steps[:, None]
-    frames = starts[:, None] + np.floor(instants + _NEAR).astype(np.int64)
-    frames = np.minimum(frames, videos.num_frames[:, None] - 1)
+    frames = np.minimum(np.floor(starts[:, None] + instants + _NEAR), videos.num_frames[:, None] - 1).astype(np.int64)
     for row, times in videos.times.items():
         seconds = (starts[row] + instants[row] + _NEAR) / videos.fps[row]
         frames[row] = np.searchsorted(times, seconds, side="right") - 1

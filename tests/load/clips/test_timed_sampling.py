@@ -234,3 +234,10 @@ def test_offsets_lead_to_the_nearest_frame(video, anchor):
     for frame, offset in zip(Deltas(offsets).draw(item, ANY).tolist(), offsets, strict=True):
         away = np.abs(times - (times[anchor] + offset))
         assert away[frame] == pytest.approx(away.min())
+    anchored = Deltas(offsets, anchor=float(times[anchor])).draw(video, ANY)
+    assert np.array_equal(anchored, Deltas(offsets).draw(item, ANY))
+
+
+def test_halfway_between_two_frames_the_later_one_is_nearest():
+    film = VideoInfo(3, 0.75, 64, 48, times=np.array([0.0, 1.0, 3.0]))
+    assert Deltas([0.5, 2.0, -1], anchor=0.9).draw(film, ANY).tolist() == [1, 2, 0]
