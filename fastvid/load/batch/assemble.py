@@ -227,7 +227,7 @@ class Assembler:
         small = dict(sorted(small.items(), key=lambda item: -item[1].itemsize))
         return Batch(
             {"video": video}
-            | {name: video for name, video in streams.items() if name != PICTURES}
+            | {name: one for name, one in streams.items() if not name == PICTURES == self._rules.streams[0]}
             | dict(zip(small, _upload(tuple(small.values()), self._stream), strict=True))
             | plain,
             key=tuple(plan.keys),

@@ -26,7 +26,7 @@ class Batch(dict[str, Any]):
 
     # the first stream on the loader's device: RGB frames [B, 3, T, H, W] or [B, T, 3, H, W], or flow; with views
     # [B, V, 3, T, H, W] or [B, V, T, 3, H, W]. With collate="list" a list of B tensors without the first axis. Every
-    # stream other than "rgb" is also an entry of its name, such as ``batch["observation.images.top"]``.
+    # stream but a first "rgb" is also an entry of its name, such as ``batch["observation.images.top"]``.
     video: Any
     label: Tensor  # int64 [B], on the device; IGNORED_LABEL if the row is masked or its sample has no label
     weight: Tensor  # float32 [B], on the device; 1 / (samples of the global batch), 0 for masked rows

@@ -95,6 +95,8 @@ def test_a_stream_is_the_same_alone_and_with_the_other(folder, layout):
     (both,) = batches(folder, **options)
     (pictures,) = batches(folder, **options, streams="rgb")
     (motion,) = batches(folder, **options, streams=("flow",))
+    (swapped,) = batches(folder, **options, streams=("flow", "rgb"))
+    assert torch.equal(swapped["rgb"], both.video)
     assert torch.equal(both.video, pictures.video)
     assert "flow" not in pictures
     assert torch.equal(both.flow, motion.flow)
