@@ -555,6 +555,7 @@ def _tone_map(build: FfmpegBuild, info: SourceInfo, picture: Any, width: int, he
     picture = picture.filter("scale", width, height, flags=SWS_FLAGS, in_range=luma_range, out_range=luma_range).filter(
         "format", "yuv444p10le"
     )
+    picture = picture.filter("crop", width & ~1, height & ~1, 0, 0)  # zscale subsamples even sides only
     # 100 nits is diffuse white of SDR; hable without desaturation keeps the colours of faces and grass.
     picture = picture.filter(
         "zscale",
@@ -565,8 +566,7 @@ def _tone_map(build: FfmpegBuild, info: SourceInfo, picture: Any, width: int, he
         transfer="linear",
         npl=100,
     )
-    picture = picture.filter("format", "gbrpf32le").filter("zscale", primaries="709")
-    picture = picture.filter("tonemap", "hable", desat=0)
+    picture = picture.filter("format", "gbrpf32le").filter("zscale", primaries=709).filter("tonemap", "hable", desat=0)
     return picture.filter("zscale", transfer="709", matrix="170m", range="limited").filter("format", "yuv420p")
 
 
