@@ -467,13 +467,14 @@ _BT709: Final = 1  # AVColorSpace and AVColorPrimaries in libavutil/pixfmt.h
 
 def clip_frames(video: Video, start: float, stop: float) -> IntArray:
     """Return the frames shown from `start` until before `stop` seconds, int64 [T]; both must be inside the video."""
-    if not start < stop or stop > float(video.duration):
+    if not 0 <= start < stop <= float(video.duration):
         raise UsageError(
             f"seconds {start:.6g} to {stop:.6g} are not inside the video",
             key=video.key,
             hint=f"give START:STOP between 0 and {float(video.duration):.6g}",
         )
     first, end = video.info.clip(start, stop)
+    first = min(first, video.num_frames - 1)
     return np.arange(first, max(first + 1, end), dtype=np.int64)
 
 
@@ -494,8 +495,7 @@ def encode_clip(video: Video, frames: IntArray) -> bytes:
             raise DecodeError(
                 "this build of FFmpeg has no libx264", key=video.key, hint="install PyAV from PyPI"
             ) from error
-        even = video.width % 2 == 0 and video.height % 2 == 0
-        stream.width, stream.height, stream.pix_fmt = video.width, video.height, "yuv420p" if even else "yuv444p"
+        stream.width, stream.height, stream.pix_fmt = video.width & ~1, video.height & ~1, "yuv420p"
         stream.options = _X264
         stream.codec_context.time_base = tick
         stream.codec_context.colorspace = stream.codec_context.color_primaries = _BT709

@@ -9,15 +9,18 @@ import av
 import numpy as np
 import pytest
 
+import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import SampleNotFoundError
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
+from fastvid.sharding.in_place import index_videos
 from fastvid.storage import open_storage
 from fastvid.storage.objects import ObjectStorage
 from fastvid.storage.urls import copy_file
 from fastvid.videos.dataset import find_samples
 from tests.datasets import pack
 from tests.makers import ffmpeg, read_numbers
+from tests.sharding.shardtools import make
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +87,28 @@ def test_get_writes_the_stored_bytes(store, videos, tmp_path, capfdbinary):
     assert (tmp_path / "x.mp4").read_bytes() == videos.painted("vp9").data
 
 
-@pytest.mark.parametrize(("seconds", "first", "last"), [("0.4:0.8", 10, 19), ("0.41:0.81", 10, 19), ("1:2.4", 25, 59)])
+@pytest.mark.parametrize(
+    ("seconds", "first", "last"),
+    [("0.4:0.8", 10, 19), ("0.41:0.81", 10, 19), ("1:2.4", 25, 59), ("2.79:2.8", 69, 69)],
+)
 def test_get_clip_has_exactly_the_frames_shown_then(store, tmp_path, seconds, first, last):
     target = tmp_path / "clip.mp4"
     assert main(["get", store.url, "compact", "--seconds", seconds, "-o", str(target)]) == 0
     assert numbers(target.read_bytes()) == list(range(first, last + 1))
     with av.open(str(target)) as container:
         assert container.streams.video[0].average_rate == 25
+
+
+def test_get_clip_of_odd_sides_has_the_pixels_of_its_frames(tmp_path):
+    make(tmp_path / "in/a.mp4", "-pix_fmt", "yuv444p", "-vf", "format=yuv444p,gblur=2,crop=95:63:exact=1", frames=6)
+    index_videos([str(tmp_path / "in")], tmp_path / "set", workers=1)
+    target = tmp_path / "clip.mp4"
+    assert main(["get", str(tmp_path / "set"), "a", "--seconds", "0:0.2", "-o", str(target)]) == 0
+    with av.open(str(target)) as container:
+        found = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+    frames = fastvid.open(tmp_path / "set")["a"].frames(range(5)).data
+    assert found.shape == frames.shape == (5, 62, 94, 3)
+    assert np.abs(found.astype(int) - frames).mean() < 3
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
@@ -106,7 +124,15 @@ def test_get_sheet_is_a_picture(store, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [["--seconds", "3"], ["--seconds", "2:1"], ["--seconds", "0:99"], ["--frame", "5"], ["--audio"]]
+    "options",
+    [
+        ["--seconds", "3"],
+        ["--seconds", "2:1"],
+        ["--seconds", "0:99"],
+        ["--seconds=-1:1"],
+        ["--frame", "5"],
+        ["--audio"],
+    ],
 )
 def test_get_writes_nothing_when_asked_for_what_is_not_there(store, tmp_path, options):
     target = tmp_path / "x.gif"
