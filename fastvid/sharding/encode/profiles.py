@@ -48,7 +48,7 @@ _MATRICES: Final = {
     Matrix.BT709: "bt709", Matrix.FCC: "fcc", Matrix.SMPTE240M: "smpte240m", Matrix.BT2020_NCL: "bt2020",
 }  # fmt: skip
 _HDR_MATRICES: Final = {1: "709", 5: "470bg", 6: "170m", 9: "2020_ncl", 10: "2020_cl"}
-_HDR_PRIMARIES: Final = {1: "709", 5: "470bg", 6: "170m", 9: "2020", 12: "smpte432"}
+_HDR_PRIMARIES: Final = {1: "709", 5: "bt470bg", 6: "170m", 9: "2020", 12: "smpte432"}
 
 
 @dataclass(frozen=True, slots=True)
