@@ -142,10 +142,10 @@ class StreamReader:
         try:
             return read()
         except ChecksumError:
-            units = self._storage.units
-            if units is None or not self._content:
+            if self._content and (units := self._storage.units) is not None:
+                units.forget(f"{self._content}\0{self.start}", self.size)
+            elif not self.listed or not self._storage.discard(self._file):  # an open handle of a replaced file
                 raise
-            units.forget(f"{self._content}\0{self.start}", self.size)
             return read()
 
     def whole(self) -> bytes:

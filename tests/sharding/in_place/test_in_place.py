@@ -93,6 +93,17 @@ def test_a_replaced_file_is_an_error_that_names_it(mine, workers):
     assert "fastvid index" in caught.value.hint
 
 
+def test_a_replaced_file_that_was_indexed_again_is_read_anew(videos, tmp_path):
+    film, new = tmp_path / "films" / "a.mp4", tmp_path / "new.mp4"
+    film.parent.mkdir()
+    for name in ("compact", "intra"):
+        new.write_bytes(videos.painted(name).data)
+        new.replace(film)
+        index_videos([str(film.parent)], tmp_path / name, workers=1)
+        (video,) = fastvid.open(tmp_path / name)
+        assert np.array_equal(video.frames([3]).data, fastvid.Video(videos.painted(name).path).frames([3]).data)
+
+
 def test_a_file_of_another_time_is_refused_where_no_checksum_shows_a_change(videos, tmp_path):
     large = tmp_path / "films" / "large.mp4"
     large.parent.mkdir()
