@@ -282,18 +282,18 @@ def confine(limits: Limits) -> None:
     """Permanently limit the memory of this process and its future children, and disable core files."""
     with open("/proc/self/statm", encoding="ascii") as file:
         mapped = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    _lower(resource.RLIMIT_AS, mapped + limits.memory_bytes)
-    _lower(resource.RLIMIT_CORE, 0)
+    _lower(0, resource.RLIMIT_AS, mapped + limits.memory_bytes)
+    _lower(0, resource.RLIMIT_CORE, 0)
 
 
 def confine_child(pid: int, limits: Limits, *, cpu_seconds: float) -> None:
     """Limit a running child's file size, and its CPU time in case the process that watches it dies."""
-    ceiling = int(cpu_seconds) + 1
-    resource.prlimit(pid, resource.RLIMIT_CPU, (ceiling, ceiling))
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (limits.output_bytes, limits.output_bytes))
+    _lower(pid, resource.RLIMIT_CPU, int(cpu_seconds) + 1)
+    _lower(pid, resource.RLIMIT_FSIZE, limits.output_bytes)
 
 
-def _lower(kind: int, value: int) -> None:
-    _, hard = resource.getrlimit(kind)
+def _lower(pid: int, kind: int, value: int) -> None:
+    """Limit a process, 0 for this one; the limit of the user's shell stays if it is lower."""
+    _, hard = resource.prlimit(pid, kind)
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (value, value))
+    resource.prlimit(pid, kind, (value, value))

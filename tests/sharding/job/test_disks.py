@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import resource
 import subprocess
 from dataclasses import replace
 
@@ -134,10 +135,13 @@ def test_sources_that_go_away_stop_the_job_and_lose_nothing(how, made, undisturb
     is_whole(out, undisturbed)
 
 
+def without(*capabilities):
+    for one in capabilities:
+        ctypes.CDLL(None).prctl(24, one, 0, 0, 0)  # PR_CAPBSET_DROP
+
+
 def without_override():
-    # Root may read everything, unless it drops the capabilities (PR_CAPBSET_DROP, CAP_DAC_OVERRIDE and _READ_SEARCH).
-    for capability in (1, 2):
-        ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
+    without(1, 2)  # root may read everything, unless it drops CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH
 
 
 def test_files_and_folders_without_permission_are_not_lost(made, undisturbed, tmp_path):
@@ -155,6 +159,18 @@ def test_files_and_folders_without_permission_are_not_lost(made, undisturbed, tm
         assert str(place) in stopped.stderr
     assert "--reject-unreadable" in stopped.stderr
     assert command(*arguments).returncode == 0
+    is_whole(tmp_path / "out", undisturbed)
+
+
+def test_the_limits_of_a_users_shell_are_kept_and_reject_no_source(made, undisturbed, tmp_path):
+    def limit():
+        without(24)  # CAP_SYS_RESOURCE: root may raise its limits
+        for kind, value in ((resource.RLIMIT_CPU, 100), (resource.RLIMIT_FSIZE, 1 << 20)):
+            resource.setrlimit(kind, (value, value))
+
+    words = (made, "--out", tmp_path / "out", "--short-side", 64, "--samples-per-shard", 2, "--workers", 1)
+    done = command(*words, preexec_fn=limit)
+    assert done.returncode == 0, done.stderr
     is_whole(tmp_path / "out", undisturbed)
 
 
