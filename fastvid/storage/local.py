@@ -65,17 +65,31 @@ class LocalStorage:
         return self.root / check_name(name, self.url)
 
     def list(self, prefix: str = "") -> list[str]:
-        base = self.root / prefix.rpartition("/")[0]
-        names = []
-        for folder, _, files in os.walk(base):
-            for file in files:
-                name = os.path.relpath(os.path.join(folder, file), self.root)
-                if name.startswith(prefix) and not name.endswith((_TEMPORARY, _LOCK)):
-                    names.append(name)
-        return sorted(names)
+        # Without a prefix, leave out what cannot be listed: the folder may contain those of others, such as lost+found.
+        found = self.every(prefix, strict=bool(prefix))
+        return [name for name in found if not name.endswith((_TEMPORARY, _LOCK))]
+
+    def every(self, prefix: str = "", *, strict: bool = True) -> Sequence[str]:
+        """Return the names that start with `prefix`, sorted, also of files that are being written.
+
+        `strict`: whether it is an error if a folder below the first cannot be listed; else it is left out.
+        """
+        wanted, paths = os.path.join(self.root, prefix), list[str]()
+        top = os.path.dirname(wanted)
+
+        def fail(error: OSError) -> None:
+            is_gone = isinstance(error, FileNotFoundError | NotADirectoryError)
+            if not is_gone and (strict or error.filename == top):
+                raise _translate(error, error.filename) from error
+
+        for folder, folders, files in os.walk(top, onerror=fail):
+            folders[:] = [name for name in folders if os.path.join(folder, name).startswith(wanted)]
+            paths += [path for name in files if (path := os.path.join(folder, name)).startswith(wanted)]
+        return sorted(os.path.relpath(path, self.root) for path in paths)
 
     def exists(self, name: str) -> bool:
-        return self.path(name).is_file()
+        with _translated(self.path(name)):
+            return self.path(name).is_file()
 
     def size(self, name: str) -> int:
         with _translated(self.path(name)):
@@ -179,7 +193,7 @@ class LocalStorage:
                 os.replace(temporary, path)
                 _sync_folder(path.parent)
         finally:
-            with contextlib.suppress(NotADirectoryError):  # then the error above is one of the path
+            with contextlib.suppress(OSError):  # on a disk that cannot be written; then the error above says so
                 temporary.unlink(missing_ok=True)
         self.discard(name)
 
@@ -190,8 +204,9 @@ class LocalStorage:
 
     def sweep(self) -> None:
         """Delete temporary files of interrupted writers. Call only while nobody writes to the folder."""
-        for leftover in self.root.rglob(f"*{_TEMPORARY}"):
-            leftover.unlink(missing_ok=True)
+        for leftover in self._temporary():
+            with contextlib.suppress(OSError):
+                leftover.unlink()
 
     def sweep_dead(self) -> None:
         """Delete temporary files of dead processes; safe while others write, also from other PID namespaces.
@@ -199,12 +214,15 @@ class LocalStorage:
         A file of another namespace, or of another machine, is deleted after `ABANDONED_SECONDS`.
         """
         oldest = time.time() - ABANDONED_SECONDS
-        for leftover in self.root.rglob(f"*{_TEMPORARY}"):
+        for leftover in self._temporary():
             _, _, writer = leftover.name.removesuffix(_TEMPORARY).rpartition(".")
             space, _, rest = writer.partition("-")
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 if is_dead(space, rest.partition("-")[0]) or leftover.stat().st_mtime < oldest:
                     leftover.unlink()
+
+    def _temporary(self) -> Iterator[Path]:
+        return (self.root / name for name in self.every(strict=False) if name.endswith(_TEMPORARY))
 
     def prune(self, folder: str) -> None:
         """Remove a folder and those below it that are empty."""

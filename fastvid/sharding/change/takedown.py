@@ -22,7 +22,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 import msgspec
@@ -220,10 +220,7 @@ def _open_ends(storage: Storage, receipt: Receipt) -> Iterator[Trace]:
 
 def _every_file(storage: Storage) -> list[str]:
     """Return the names of all files, on a local disk also of those that are being written."""
-    if not isinstance(storage, LocalStorage):
-        return storage.list()
-    root = Path(storage.root)
-    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    return list(storage.every()) if isinstance(storage, LocalStorage) else storage.list()
 
 
 class _Search:

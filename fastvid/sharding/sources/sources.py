@@ -87,9 +87,16 @@ def told_names(kind: str, names: Sequence[str]) -> str:
     return kind if kind in _NAMELESS else f"{kind} ({some})"
 
 
+def walk(root: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield what `os.walk` yields; raise a StorageError for a folder that cannot be listed."""
+    for folder, folders, names in os.walk(root, onerror=_raise):
+        folders[:] = sorted(name for name in folders if name != _RECOVERED)
+        yield folder, folders, names
+
+
 def has_videos(folder: str) -> bool:
     """Return whether a file below a folder is named like a video."""
-    return any(is_video(name) for _, _, names in os.walk(folder) for name in names)
+    return any(is_video(name) for _, _, names in walk(folder) for name in names)
 
 
 def picture_order(names: Iterable[str]) -> list[str]:
@@ -156,7 +163,7 @@ def _find_local(roots: Sequence[str], ignored: _Ignored, follow_links: bool, rat
     common = os.path.commonpath(folders)
     for root, folder in zip(absolute, folders, strict=True):
         if rate and os.path.isdir(root) and not has_videos(root):
-            for place, _, _ in os.walk(root, onerror=_raise):
+            for place, _, _ in walk(root):
                 if sizes := pictures_in(place):
                     above = os.path.dirname(root) if place == root else root
                     parts = tuple(os.path.relpath(place, above).split(os.sep))
@@ -177,8 +184,8 @@ def _find_local(roots: Sequence[str], ignored: _Ignored, follow_links: bool, rat
 def _walk(root: str, ignored: _Ignored) -> Iterator[str]:
     """Yield regular files, and links to files, that have a video suffix, sorted by name."""
     # Linked folders are not followed: inside the root they are found by their own name, outside they are not allowed.
-    for folder, folders, names in os.walk(root, onerror=_raise):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != _RECOVERED)
+    for folder, folders, names in walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
         for name in folders:
             if os.path.islink(os.path.join(folder, name)):
                 ignored.setdefault("linked folder", []).append(name)

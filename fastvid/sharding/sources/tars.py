@@ -30,7 +30,15 @@ from fastvid.runtime.names import decode_name, encode_name, is_video
 from fastvid.runtime.values import path_text
 from fastvid.sharding.sources.annotations import name_classes, read_annotations
 from fastvid.sharding.sources.inside import table_sources, tar_pictures
-from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, find_sources, has_videos, picture_order
+from fastvid.sharding.sources.sources import (
+    Source,
+    SourceList,
+    assign_keys,
+    find_sources,
+    has_videos,
+    picture_order,
+    walk,
+)
 from fastvid.sharding.sources.tables import LABELS, MAX_LABEL, RESERVED, AnnotationRow, class_order, plain_value
 from fastvid.storage import open_storage
 from fastvid.storage.urls import is_remote
@@ -76,7 +84,7 @@ class _Field:
 def _tars_in(root: str) -> list[str]:
     """Return the tars in a folder, sorted by name; of an export, those in its folders."""
     is_export = os.path.isfile(os.path.join(root, schema.EXPORT_RECORD))
-    folders = sorted(folder for folder, _, _ in os.walk(root)) if is_export else [root]
+    folders = sorted(folder for folder, _, _ in walk(root)) if is_export else [root]
     every = (os.path.join(folder, name) for folder in folders for name in sorted(os.listdir(folder)) if name[0] != ".")
     return [path for path in every if path.endswith(".tar")]
 
@@ -432,7 +440,7 @@ def find_tables(root: str) -> list[str]:
     if has_videos(root):
         return []
     found = list[str]()
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in walk(root):
         if DATASET_JSON in names:
             folders.clear()
         else:

@@ -3,7 +3,9 @@
 import ctypes
 import os
 import resource
+import shutil
 import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -20,6 +22,7 @@ from fastvid.sharding.job.run import MOST_IN_A_ROW, OutageDetector
 from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.work import encode as work
 from fastvid.sharding.work.tasks import Outcome, SourceTask
+from fastvid.storage import LocalStorage
 from tests.sharding.shardtools import SMALL, command, encode_source, ledger, make, settings, tars
 from tests.storage.faulty import FaultyServer
 
@@ -160,6 +163,35 @@ def test_files_and_folders_without_permission_are_not_lost(made, undisturbed, tm
     assert "--reject-unreadable" in stopped.stderr
     assert command(*arguments).returncode == 0
     is_whole(tmp_path / "out", undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("closed", "words"),
+    [
+        ("", "inspect DATA"),
+        ("", "shard RAW --out DATA/new"),
+        ("", "index HERE --out NEW"),  # tars of an export
+        ("ledger-parts", "gc DATA --yes"),
+        ("generations", "verify DATA --name walking"),
+        ("removals", "verify DATA --name walking"),
+    ],
+)
+def test_a_folder_that_may_not_be_read_is_an_error_that_names_it(closed, words, made, undisturbed, tmp_path):
+    data = shutil.copytree(undisturbed, tmp_path / "data")
+    shutil.copy(data / "data-000000.tar", tmp_path / "a.tar")
+    (tmp_path / "export.json").touch()
+    place = data / closed
+    place.mkdir(exist_ok=True)
+    place.chmod(0)
+    paths = {"DATA": data, "RAW": made, "HERE": tmp_path, "NEW": tmp_path / "new"}
+    for name, path in paths.items():
+        words = words.replace(name, str(path))
+    line = [sys.executable, "-m", "fastvid", *words.split()]
+    try:
+        done = subprocess.run(line, preexec_fn=without_override, capture_output=True, text=True, check=False)
+    finally:
+        place.chmod(0o755)
+    is_stopped(done, "Permission denied", str(place))
 
 
 def test_the_limits_of_a_users_shell_are_kept_and_reject_no_source(made, undisturbed, tmp_path):
@@ -322,6 +354,12 @@ def test_job_stops_when_the_output_becomes_unwritable(films, packed, disk):
     resize(disk, 100_000)
     assert command(films, "--out", out, *WORDS).returncode == 0
     assert tars(out) == tars(packed)
+
+
+def test_a_disk_that_cannot_be_written_is_named_in_the_error(disk):
+    resize(disk, 0)
+    with pytest.raises(StorageError, match=f"Read-only file system .*{disk}/new"):
+        LocalStorage(disk).write("new", b"")
 
 
 def test_output_without_permission_is_named_in_the_error(films, tmp_path):
