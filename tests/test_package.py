@@ -274,6 +274,7 @@ LIST, LEROBOT = f"{TESTS}/sharding/job/verdicts.csv", f"{TESTS}/sharding/lerobot
         (["shard", LEROBOT, "--out", "o", "--part", "0/2"], f"name it lerobot:{LEROBOT}"),
         (["shard", f"{TESTS}s", "--out", "o"], "did you mean tests?"),
         (["train", "kinetics400_tsm"], "did you mean kinetics400_tsm_r50?"),
+        (["train", "x" * 300], "File name too long"),
         (["inspect", "http://[::1/a"], "storage URL is invalid"),
     ],
 )

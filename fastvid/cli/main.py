@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from fastvid.cli.command import call, parser_of
-from fastvid.errors import FastvidError, UsageError, naming_extras
+from fastvid.errors import FastvidError, StorageError, UsageError, naming_extras
 from fastvid.format.reason import because
 from fastvid.runtime.names import meant, parse
 from fastvid.runtime.progress import log_to_stderr
@@ -89,13 +89,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{said}: {error.object[:_SHOWN]!a} is no text in UTF-8", file=sys.stderr)
         return EXIT_USAGE
     except OSError as error:
-        if error.filename is not None or error.errno not in _OF_OUTPUT:
-            raise
-        # The reader of stdout has exited, as in `fastvid inspect DIR | head`, or its disk is full. Redirect stdout, so
-        # that the flush when the interpreter exits does not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        what, hint = str(error.strerror or error), "check the disk, your permissions, and the limits of `ulimit -a`"
+        if error.filename is None and error.errno in _OF_OUTPUT:
+            # The reader of stdout has exited, as in `fastvid inspect DIR | head`, or its disk is full. Redirect stdout,
+            # so that the flush when the interpreter exits does not fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            what, hint = f"the output cannot be written: {what}", ""
         if not isinstance(error, BrokenPipeError):
-            print(f"{said}: the output cannot be written: {error.strerror}", file=sys.stderr)
+            print(f"{said}: {StorageError(what, file=error.filename, hint=hint)}", file=sys.stderr)
         return EXIT_ERROR
 
 
