@@ -6,6 +6,7 @@ import contextlib
 import io
 import mmap
 import os
+import resource
 import secrets
 import stat
 import threading
@@ -13,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Final
 
 from fastvid.errors import StorageError, UnavailableError
 from fastvid.runtime import faults
@@ -23,8 +24,10 @@ from fastvid.storage.protocol import Version, changed_error, check_name, truncat
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-MAX_OPEN_FILES = 256
-"""File handles that one LocalStorage keeps open: a quarter of the usual limit of 1,024 per process."""
+_SOFT: Final = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+MAX_OPEN_FILES = 256 if _SOFT == resource.RLIM_INFINITY else min(256, _SOFT // 4)
+"""File handles that a process keeps open: a quarter of its limit, which usually is 1,024. Beyond it, each LocalStorage
+keeps an eighth of them."""
 
 BUFFER_BYTES = 2**20
 """Size of the write buffer."""
@@ -248,7 +251,7 @@ class LocalStorage:
                     handle = _Handle(self.path(name))
                 self._open[name] = handle
             self._open.move_to_end(name)
-            while len(self._open) > MAX_OPEN_FILES:
+            while len(_LIVE) > MAX_OPEN_FILES and len(self._open) > max(1, MAX_OPEN_FILES // 8):
                 self._open.popitem(last=False)
         return handle
 
@@ -294,6 +297,9 @@ class _Raw(io.FileIO):
             return super().write(data)
 
 
+_LIVE: Final[set[int]] = set()  # the descriptors of all handles; no lock, because adding and removing are atomic
+
+
 class _Handle:
     """A file descriptor that closes when its last reference is dropped."""
 
@@ -302,9 +308,11 @@ class _Handle:
     def __init__(self, path: Path) -> None:
         self.descriptor = -1
         self.descriptor = _open_file(path)
+        _LIVE.add(self.descriptor)
 
     def __del__(self) -> None:
         if self.descriptor >= 0:
+            _LIVE.discard(self.descriptor)
             os.close(self.descriptor)
 
 

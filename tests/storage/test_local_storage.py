@@ -30,6 +30,17 @@ def test_a_replaced_file_is_reopened_and_handles_stay_bounded(folder, monkeypatc
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_the_handles_of_many_folders_together_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "MAX_OPEN_FILES", 16)
+    before = len(os.listdir("/proc/self/fd"))
+    folders = [LocalStorage(tmp_path / f"{number}") for number in range(10)]
+    for folder in folders:
+        for number in range(16):
+            folder.write(f"{number}", b"1")
+            folder.read_into(f"{number}", [(0, memoryview(bytearray(1)))])
+    assert len(os.listdir("/proc/self/fd")) - before <= 16 + 9 * 2
+
+
 def test_a_path_inside_a_file_is_an_error_that_names_it(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="file/x"):
