@@ -49,9 +49,6 @@ _NAMES: Final = 3  # maximum number of names of ignored files that are listed fo
 _NAMELESS: Final = frozenset({"hidden file", "special file", "linked folder"})
 _Ignored = dict[str, list[str]]
 
-# A folder that file systems create for repairs, and only root may read.
-_RECOVERED: Final = "lost+found"
-
 
 @dataclass(slots=True)  # frozen, it would take six times as long to make
 class SourceFile:
@@ -88,9 +85,9 @@ def told_names(kind: str, names: Sequence[str]) -> str:
 
 
 def walk(root: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield what `os.walk` yields; raise a StorageError for a folder that cannot be listed."""
+    """Yield what `os.walk` yields, except lost+found, which only root may read; raise if a folder cannot be listed."""
     for folder, folders, names in os.walk(root, onerror=_raise):
-        folders[:] = sorted(name for name in folders if name != _RECOVERED)
+        folders[:] = sorted(name for name in folders if name != "lost+found")
         yield folder, folders, names
 
 
@@ -191,9 +188,7 @@ def _walk(root: str, ignored: _Ignored) -> Iterator[str]:
                 ignored.setdefault("linked folder", []).append(name)
         for name in sorted(names):
             path = os.path.join(folder, name)
-            kind = _ignored_kind(name)
-            if kind is None and not _is_file(path):
-                kind = "special file"
+            kind = _ignored_kind(name) or (None if _is_file(path) else "special file")
             if kind is None:
                 yield path
             else:
