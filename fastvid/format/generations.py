@@ -37,7 +37,7 @@ from fastvid.format import schema
 from fastvid.format.in_place import Root, parse_root
 from fastvid.format.reason import current_reason, now
 from fastvid.runtime import faults
-from fastvid.runtime.names import is_video
+from fastvid.runtime.names import decode_name, is_video
 from fastvid.runtime.values import as_type, check_integer, sha256, things
 from fastvid.storage import Storage
 
@@ -215,7 +215,7 @@ class Generation:
     def root(self) -> str | None:
         """Folder or URL below which the videos of its shards in place are; None if there are none."""
         found = self.extras.get(schema.IN_PLACE)
-        return None if found is None else str(found["root"])
+        return None if found is None else decode_name(str(found["root"]))
 
     @property
     def num_samples(self) -> int:

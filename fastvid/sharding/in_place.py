@@ -81,7 +81,7 @@ class IndexFiles(SourceWork):
         self.profile = {"name": IN_PLACE, "proof": settings.proof}
         if settings.profile.hdr != TONE_MAP:
             self.profile["hdr"] = self.identity["hdr"] = settings.profile.hdr
-        self.extras = {IN_PLACE: {"root": root}}
+        self.extras = {IN_PLACE: {"root": encode_name(root)}}
         self.workers = _waiting_workers(found.sources)
 
     def row(self, source: Source, outcome: Outcome, stem: str) -> Row:
@@ -176,7 +176,7 @@ def reindex(
         names = (old.name for old in current.shards for _ in range(old.samples))
         rows = zip(names, table["key"].to_pylist(), strict=True)
         kept = table.filter([name not in made or key in samples for name, key in rows])
-        extras = current.extras if root is None else {**current.extras, IN_PLACE: {"root": place.current}}
+        extras = current.extras if root is None else {**current.extras, IN_PLACE: {"root": encode_name(place.current)}}
         note = f"index {things(len(made), 'shard')} of videos in place again"
         return replace(current, shards=records, extras=extras, note=note), _with_facts(kept, samples)
 

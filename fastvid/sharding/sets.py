@@ -30,6 +30,7 @@ from fastvid.format.generations import Generation, read_annotations, read_genera
 from fastvid.format.in_place import common_root
 from fastvid.format.schema import FOREIGN, IN_PLACE, LEROBOT, SIGNALS, check_key
 from fastvid.runtime.arrays import IntArray
+from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import check_choice, sha256, things
 from fastvid.sharding.change.edit import relabel_samples
 from fastvid.sharding.change.repack import Made, Recipe, Renaming, arrange, folder_name, make_dataset, pieces_of
@@ -537,7 +538,9 @@ def _extras(generations: Sequence[Generation]) -> Mapping[str, Any]:
         cameras = {name: {"stats": join_stats([one[name].get("stats") for one in known])} for name in known[0]}
         extras[LEROBOT] = {**extras[LEROBOT], "cameras": cameras}
     roots = [generation.root for generation in generations if generation.root is not None]
-    return extras | ({IN_PLACE: {"root": common_root([f"{root}/file" for root in roots])}} if roots else {})
+    return extras | (
+        {IN_PLACE: {"root": encode_name(common_root([f"{root}/file" for root in roots]))}} if roots else {}
+    )
 
 
 def _classes(parts: Sequence[_Part]) -> tuple[str, ...]:

@@ -95,7 +95,7 @@ def _extras(old: Generation, records: Sequence[ShardRecord], found: SourceList) 
     if not paths or not any(record.is_in_place for record in records):
         return old.extras
     known = [] if old.root is None else [f"{old.root}/file"]
-    return {**old.extras, schema.IN_PLACE: {"root": common_root([*known, *paths])}}
+    return {**old.extras, schema.IN_PLACE: {"root": encode_name(common_root([*known, *paths]))}}
 
 
 def number_labels(old: Generation, found: SourceList) -> tuple[tuple[str, ...], dict[str, int]]:

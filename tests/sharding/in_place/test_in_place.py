@@ -186,8 +186,9 @@ def test_videos_that_were_moved_are_found_below_another_root(mine, monkeypatch):
     [("films", "films"), ("films/c", "films/c"), ("films/c/compact.mp4", "films/c"), ("films/c/..", "films")],
 )
 def test_the_root_is_the_folder_that_was_named(named, root, videos, tmp_path, monkeypatch):
-    (tmp_path / "films" / "c").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "\udcff"  # no UTF-8
+    (place / "films" / "c").mkdir(parents=True)
+    monkeypatch.chdir(place)
     shutil.copy(videos.painted("compact").path, "films/c/compact.mp4")
     index_videos(named, "set", workers=1)
     assert read_generation(LocalStorage("set"))[1].root == os.path.abspath(root)
