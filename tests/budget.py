@@ -20,12 +20,12 @@ REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
     "format": 3_490,
-    "decode": 2_449,
+    "decode": 2_466,
     "media": 2_266,
     "storage": 1_846,
     "videos": 788,
     "sharding": 10_956,
-    "load": 5_850,
+    "load": 5_852,
     "train": 6_574,
     "models": 1_057,
     "cli": 1_435,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 50_115
+TESTS: Final = 50_123
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

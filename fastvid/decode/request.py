@@ -424,8 +424,7 @@ def _prepare(clip: EncodedClip, output: DecoderOutput) -> tuple[EncodedClip, Dec
     flip = request.flip and isinstance(output, Planes | Levels | DevicePlanes)  # whoever uses planes flips them
     inner = replace(clip, info=clip.info.decoded, request=replace(request, box=cut, size=size, flip=flip))
     if isinstance(output, Rgb):
-        data = output.data[..., ::-1] if request.flip else output.data
-        return inner, replace(output, data=_coded_view(data, coded)), _nothing
+        return inner, _coded_rgb(output, request, coded), _nothing
     if isinstance(output, DeviceRgb | DevicePlanes):
         return inner, *_on_device(output, coded, cut, request.flip, size)
     views = [_coded_view(plane, coded) for plane in output.arrays]
@@ -438,14 +437,44 @@ def _prepare(clip: EncodedClip, output: DecoderOutput) -> tuple[EncodedClip, Dec
     return inner, whole, lambda: _stretch(whole, views)
 
 
+def as_decoded(
+    coded: Coded | None, request: ClipRequest, planes: Planes, index: Sequence[int], output: Rgb
+) -> tuple[ClipRequest, Planes, Sequence[int], Rgb]:
+    """Return a clip out of shown planes in the coordinates of decoded pictures, as `ThreadDecoder` has clips converted.
+
+    libswscale resizes rows and columns with different rounding. `index`: for each frame of the clip its index in
+    `planes`; also returned for the new planes.
+    """
+    if coded is None:
+        return request, planes, index, output
+    sides, size = (request.box.height, request.box.width), request.size
+    if coded.turn % 2:
+        sides, size = sides[::-1], size[::-1]
+    box, count = Box(0, 0, *sides), len(index)
+    whole = Planes.packed(np.empty(Planes.nbytes(count, box) + SLACK, np.uint8), count, box)
+    planes.cut(request.box, index, Planes(*[_shown_view(plane, coded) for plane in whole.arrays]))
+    inner = replace(request, box=box, size=size, flip=False)
+    return inner, whole, range(count), _coded_rgb(output, request, coded)
+
+
 def _nothing() -> None:
     pass
+
+
+def _coded_rgb(output: Rgb, request: ClipRequest, coded: Coded) -> Rgb:
+    data = output.data[..., ::-1] if request.flip else output.data
+    return replace(output, data=_coded_view(data, coded))
 
 
 def _coded_view(data: npt.NDArray[Any], coded: Coded) -> npt.NDArray[Any]:
     """Return a view of shown pictures, [..., H, W], into which decoded pictures can be written."""
     turned = np.rot90(data, coded.turn, axes=(-2, -1))  # counterclockwise
     return turned[..., ::-1] if coded.mirror else turned
+
+
+def _shown_view(data: npt.NDArray[Any], coded: Coded) -> npt.NDArray[Any]:
+    """Return a view of decoded pictures, [..., H, W], into which shown pictures can be written."""
+    return np.rot90(data[..., ::-1] if coded.mirror else data, -coded.turn, axes=(-2, -1))
 
 
 def _stretch(planes: Planes, targets: Sequence[npt.NDArray[Any]]) -> None:

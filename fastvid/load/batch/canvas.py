@@ -41,6 +41,7 @@ from fastvid.decode.request import (
     Levels,
     Planes,
     Rgb,
+    as_decoded,
     packed,
     packed_size,
 )
@@ -436,7 +437,8 @@ class Canvas:
                 planes.cut(inside.box, index, output)
                 continue
             assert isinstance(output, RgbRow)
-            converter.convert(plan.info(row), inside, planes, index, buffer.open(output))
+            info = plan.info(row)
+            converter.convert(info, *as_decoded(info.coded, inside, planes, index, buffer.open(output)))
             buffer.finish(output)
         self._memory.converters.append((converter, buffer))
 

@@ -18,6 +18,7 @@ from tests.datasets import make_clip, pack
 from tests.load.fakes import FakeDataset, fake
 from tests.load.tools import SPATIAL, make, rows
 from tests.sharding.shardtools import make as film
+from tests.sharding.shardtools import turn
 
 # From torchdata, which calls it.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -228,11 +229,18 @@ def test_a_weighted_mixture_has_the_clips_of_a_clip_loader():
     assert [row for batch in found for row in batch] == rows_of_loader
 
 
-def test_clips_of_stretched_pictures_do_not_depend_on_those_read_with_them(tmp_path):
+@pytest.mark.parametrize("shown", ["stretched", "turned"])
+@pytest.mark.parametrize("resize", ["exact", "fast"])
+def test_clips_of_pictures_that_are_changed_to_be_shown_do_not_depend_on_those_read_with_them(tmp_path, shown, resize):
     (tmp_path / "films").mkdir()
-    film(tmp_path / "films" / "wide.mp4", "-vf", "setsar=2")
+    if shown == "turned":
+        turn(film(tmp_path / "upright.mp4"), tmp_path / "films" / "turned.mp4")
+    else:
+        film(tmp_path / "films" / "wide.mp4", "-vf", "setsar=2")
     index_videos([str(tmp_path / "films")], tmp_path / "set", workers=1)
-    options = {"frames": fastvid.Uniform(2), "spatial": fastvid.RandomResizedCrop(64), "output": OUTPUT}
+    spatial = [fastvid.RandomResizedCrop(64), fastvid.HorizontalFlip()]
+    output = fastvid.Output(dtype=torch.uint8, resize=resize)
+    options = {"frames": fastvid.Uniform(2), "spatial": spatial, "output": output}
     clips = ClipDataset(fastvid.open(tmp_path / "set"), **options)
     visits = list(ExactSampler(clips, global_batch_size=4, order=fastvid.Order(clips_per_video=4)))
     together = clips.__getitems__(visits)
