@@ -26,9 +26,9 @@ BUDGET: Final[dict[str, int]] = {
     "videos": 788,
     "sharding": 10_956,
     "load": 5_852,
-    "train": 6_574,
+    "train": 6_573,
     "models": 1_057,
-    "cli": 1_435,
+    "cli": 1_450,
     "report": 417,
     "runtime": 626,
     "demo": 366,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 50_123
+TESTS: Final = 50_138
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -12,7 +12,9 @@ import errno
 import importlib
 import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -69,22 +71,22 @@ _OF_OUTPUT: Final = (errno.EPIPE, errno.ENOSPC, errno.EBADF, errno.EIO)
 
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
-EXIT_INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
+_SIGNALLED: Final = 128  # with the number of the signal, as shells report it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0 success, 1 an error, 2 wrong usage, 130 interrupted."""
+    """Run a command and return its exit code: 0 success, 1 an error, 2 wrong usage, 128 + number of a signal."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     said = " ".join(["fastvid", *(name for name in arguments[:1] if name in COMMANDS)])
     try:
-        with _streams():
+        with _streams(), _signals():
             return _run(arguments)
     except FastvidError as error:
         print(f"{said}: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print(f"{said}: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return _SIGNALLED + int(error.args[0] if error.args else signal.SIGINT)
     except UnicodeEncodeError as error:
         print(f"{said}: {error.object[:_SHOWN]!a} is no text in UTF-8", file=sys.stderr)
         return EXIT_USAGE
@@ -112,6 +114,24 @@ def _streams() -> Iterator[None]:
         yield
     finally:
         sys.stdout.flush()  # when the interpreter exits, an error of it could not be handled
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a command as Ctrl-C does: it deletes its temporary files and gives up its lease."""
+    kinds = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
+    taken = [kind for kind in kinds if signal.getsignal(kind) is signal.SIG_DFL]  # nohup ignores SIGHUP
+    for kind in taken:
+        signal.signal(kind, _interrupt)
+    try:
+        yield
+    finally:
+        for kind in taken:
+            signal.signal(kind, signal.SIG_DFL)
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    raise KeyboardInterrupt(number)
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -1,8 +1,10 @@
 """Jobs with sources or datasets in an object store or on a web server."""
 
+import json
 import os
 import re
 import shutil
+import signal
 import threading
 from contextlib import contextmanager
 from functools import partial
@@ -26,6 +28,7 @@ from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.sharding.work.tasks import SourceTask
 from fastvid.storage import LocalStorage, RemoteOptions, open_storage
 from tests import forks
+from tests.load.tools import until
 from tests.sharding.shardtools import SMALL, command, copy_files, encode_source, ledger, make, settings, tars
 from tests.storage.local_server import LocalServer
 from tests.storage.lossy import LossyProxy
@@ -98,6 +101,18 @@ def test_job_output_is_equal_on_object_store_and_disk(s3, bucket, folder, undist
     assert os.listdir(tmp_path / "tmp") == []
     again = command(folder, "--out", url, *OPTIONS)
     assert (again.returncode, again.stdout) == (3, done.stdout)
+
+
+def test_a_job_that_is_asked_to_end_gives_up_its_lease(bucket, folder, tmp_path):
+    url = f"s3://{bucket}/set"
+    first = forks.start_fastvid("shard", folder, "--out", url, *OPTIONS, "--scratch", tmp_path / "scratch")
+    until(lambda: open_storage(url).list(lock.PROGRESS))  # it has the lease, and all of its work before it
+    first.send_signal(signal.SIGTERM)
+    assert first.wait() == 128 + signal.SIGTERM
+    assert first.communicate()[1].endswith("fastvid shard: interrupted\n")
+    left = [json.loads(open_storage(url).read(name)) for name in open_storage(url).list(lock.PROGRESS)]
+    assert [record["state"] for record in left] == ["failed"] * len(left)
+    assert command(folder, "--out", url, *OPTIONS).returncode == 3
 
 
 @pytest.mark.parametrize("fault", ["upload:6", "ledger:2", "committed"])
