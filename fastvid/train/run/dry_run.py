@@ -72,7 +72,7 @@ def _check_model(config: Config, world_size: int, sharing: int, source: assemble
     per_epoch = assemble.samples_per_epoch(run.loader.clips)
     _check_folder("run.out", Path(config.run.out))
     checkpoints = assemble.checkpoints_of(config).storage
-    if isinstance(checkpoints, LocalStorage):
+    if config.run.checkpoints and isinstance(checkpoints, LocalStorage):
         _check_folder("run.checkpoints", checkpoints.root)
     first, end = rank_slice(batches.size, sharing - 1, sharing, data.group_size)
     rows = end - first

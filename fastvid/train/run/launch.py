@@ -176,12 +176,13 @@ def run_as(config: Config, member: Member, make: assemble.ModelSource | None = N
         if (before := _finished(run, member)) is not None:
             log.info("nothing is left to train: raise run.epochs, or choose another run.out to train anew")
             return Result(True, 0, None, before, replica.model)
+        if member.leads:
+            checkpoints.prepare()
         world = member.world
         info = RunInfo(out, to_json(config), world.rank, world.size, replica.samples, replica.model)
         loggers.call("start", info)
         open_until_the_end.push(lambda kind, *_: _abandon(loggers) if kind else None)
         if member.leads:
-            checkpoints.prepare()
             starts = len(list(out.glob(_STARTS)))
             for name in (CONFIG_FILE, _STARTS.replace("*", f"{starts + 1:03}")):
                 _write(out / name, json_text(to_json(config), indent=1))
