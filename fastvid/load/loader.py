@@ -400,6 +400,7 @@ class ClipLoader(IterableDataset[Batch]):
         rules, plans, decoders = self.spec.rules, self.plans, self._decoders
         for epoch in itertools.count(first):
             order = plans.orders.order(seed, epoch)
-            planner = Planner(self.dataset, rules, order, decoders.backend, decoders.join, self._clip_sizes)
+            one_shape = self.spec.output.collate == "stack"
+            planner = Planner(self.dataset, rules, order, decoders.backend, decoders.join, self._clip_sizes, one_shape)
             yield planner.plans(plans.epoch(seed, epoch), position)
             position = 0

@@ -200,6 +200,8 @@ class Planner:
     # the sizes of all samples' clips, if they differ: each share then gets the shape of the largest clip of its
     # global batch, which ranks cannot know from their own rows.
     clip_sizes: ClipSizes | None = None
+    # whether the rows of a batch have one shape, also those of a rank that has masked rows alone.
+    one_shape: bool = False
 
     def plans(self, batches: Batches | PlannedEpoch, position: int) -> Iterator[Plan]:
         """Yield the plans of all batches from `position` to the end of the epoch, computed lazily."""
@@ -238,7 +240,17 @@ class Planner:
         self._set_reads(plan)
         if self.rules.audio is not None:
             self._set_sound(plan, share, self.rules.audio)
+        if self.one_shape and not plan.valid.any() and plan.share.shape is None and self.rules.shape is None:
+            self._borrow_shape(plan)
         return plan
+
+    def _borrow_shape(self, plan: Plan) -> None:
+        """Give rows without clips the shape that the first clip of the global batch has on another rank."""
+        start = plan.share.start
+        other = replace(self, one_shape=False).plan(Share(start, start + 1, np.array([start])))
+        by_row = len(self.rules.streams), -1, self.rules.num_views
+        plan.cuts.reshape(*by_row, 7)[:] = other.cuts.reshape(*by_row, 7)
+        plan.lengths.reshape(by_row[1:])[:] = other.lengths
 
     def _samples(self, positions: IntArray) -> IntArray:
         present = positions != MASKED

@@ -89,6 +89,32 @@ def test_the_same_items_in_any_world_and_after_a_stop(url):
     assert walk(fastvid.EveryFrame(fastvid.open(url)), legs, **options) == expected
 
 
+@pytest.mark.parametrize("views", [None, fastvid.Views(2, 1)])
+def test_a_rank_without_clips_gets_the_shapes_of_the_others(url, views):
+    """A model may not accept pictures of another size, and then the other ranks would wait for this one."""
+    dataset = fastvid.open(url)
+    options = {"frames": DELTAS, "dataset": fastvid.EveryFrame(dataset), "global_batch_size": 7}
+    if views is not None:
+        options = {
+            "frames": fastvid.Segments(3, jitter=False),
+            "dataset": dataset,
+            "views": views,
+            "global_batch_size": 4,
+        }
+    loaders = [
+        fastvid.ClipLoader(**options, spatial=fastvid.Native(), last="mask", output=OUTPUT, rank=rank, world_size=4)
+        for rank in (0, 3)
+    ]
+    *_, (first, last) = zip(*loaders, strict=True)
+    assert first.valid.any()
+    assert not last.valid.any()
+    for stream in (TOP, WRIST):
+        assert last[stream].shape[1:] == first[stream].shape[1:]
+        assert not last[stream].any()
+    assert not last.weight.any()
+    assert (last.frame_index == -1).all()
+
+
 def test_columns_and_labels_of_items_are_those_of_their_episode(url):
     loader = make(url, fields=("key", "num_frames"), streams=[WRIST])
     for batch in loader:
