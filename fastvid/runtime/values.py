@@ -59,14 +59,17 @@ def check_choice(name: str, value: object, known: Iterable[object], own: str = "
     raise UsageError(told, hint=f"{near} {others}" if near else others, **where)
 
 
-def check_integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+_MOST: Final = 2**63 - 1  # what int64 can hold
+
+
+def check_integer(name: str, value: Any, least: int = -_MOST, most: int = _MOST) -> int:
     """Return an integer of any type, such as numpy's, as an int; raise UsageError if it is not `least` to `most`."""
     try:
         number = operator.index(value)
     except TypeError:
         raise UsageError(f"{name} is {value!r}, expected an integer", hint=f"give {name} as an int") from None
-    if (least is not None and number < least) or (most is not None and number > most):
-        limits = f"at least {least}" if most is None else f"{least} to {most}"
+    if not least <= number <= most:
+        limits = f"at least {least}" if number < most == _MOST else f"{least} to {most}"
         raise UsageError(f"{name} is {number}, expected {limits}")
     return number
 

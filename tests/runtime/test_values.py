@@ -49,6 +49,8 @@ def test_numbers_beyond_their_limits_are_refused_with_these():
     assert values.check_integer("crf", np.int8(7), 0, 51) == 7
     assert refusal(values.check_integer, "crf", 52, 0, 51) == "crf is 52, expected 0 to 51"
     assert refusal(values.check_integer, "crf", -1, 0, 51) == "crf is -1, expected 0 to 51"
+    assert "expected at least 1" in refusal(values.check_integer, "prefetch", 0, 1)
+    assert f"expected 1 to {2**63 - 1}" in refusal(values.check_integer, "prefetch", 10**20, 1)  # numpy's integers end
     assert "crf is 1.5, expected an integer" in refusal(values.check_integer, "crf", 1.5)
     for share in (0, 0.5, 1):
         values.check_share("power", share)
