@@ -20,7 +20,7 @@ from typing import Final
 import pyarrow as pa
 
 from fastvid.errors import FormatError, UsageError
-from fastvid.format.schema import from_parquet, to_parquet
+from fastvid.format.schema import IN_PLACE, from_parquet, to_parquet
 from fastvid.runtime.names import decode_name, encode_name
 from fastvid.storage.protocol import Version
 from fastvid.storage.urls import is_remote
@@ -94,6 +94,11 @@ def parse_root(listed: str, current: str | None) -> Root:
     if not current.strip("/"):
         raise UsageError(f"root of the videos is {current!r}", hint="give the folder or URL that replaces it")
     return Root(listed, current.rstrip("/") if is_remote(current) else os.path.abspath(current))
+
+
+def root_extra(root: str) -> dict[str, dict[str, str]]:
+    """Return the field of a generation's extras that records the root of its videos."""
+    return {IN_PLACE: {"root": encode_name(root)}}
 
 
 def common_root(files: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.format.annotations import fact_columns
 from fastvid.format.dataset import change, open_shard
 from fastvid.format.generations import Generation, ShardRecord, conflict, read_annotations, read_generation, read_head
-from fastvid.format.in_place import ListedFile, Root, common_root, parse_root, read_files
+from fastvid.format.in_place import ListedFile, Root, common_root, parse_root, read_files, root_extra
 from fastvid.format.schema import FACT_FIELDS, IN_PLACE, IN_PLACE_SUFFIXES, LEROBOT, StreamFlag, later_stem
 from fastvid.format.shard import RESTORE, Shard
 from fastvid.format.tar import TarDigest, TarMember
@@ -81,7 +81,7 @@ class IndexFiles(SourceWork):
         self.profile = {"name": IN_PLACE, "proof": settings.proof}
         if settings.profile.hdr != TONE_MAP:
             self.profile["hdr"] = self.identity["hdr"] = settings.profile.hdr
-        self.extras = {IN_PLACE: {"root": encode_name(root)}}
+        self.extras = root_extra(root)
         self.workers = _waiting_workers(found.sources)
 
     def row(self, source: Source, outcome: Outcome, stem: str) -> Row:
@@ -176,7 +176,7 @@ def reindex(
         names = (old.name for old in current.shards for _ in range(old.samples))
         rows = zip(names, table["key"].to_pylist(), strict=True)
         kept = table.filter([name not in made or key in samples for name, key in rows])
-        extras = current.extras if root is None else {**current.extras, IN_PLACE: {"root": encode_name(place.current)}}
+        extras = current.extras if root is None else {**current.extras, **root_extra(place.current)}
         note = f"index {things(len(made), 'shard')} of videos in place again"
         return replace(current, shards=records, extras=extras, note=note), _with_facts(kept, samples)
 
@@ -209,7 +209,10 @@ def _open(storage: Storage, generation: Generation, index: int) -> tuple[Shard |
         shard = open_shard(storage, generation, index)
         shard.check()
     except FormatError:
-        return open_shard(storage, generation, index, whole=False), False
+        try:
+            return open_shard(storage, generation, index, whole=False), False
+        except FormatError:  # what all streams share is damaged
+            return None, False
     return shard, shard.is_described
 
 

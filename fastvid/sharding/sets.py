@@ -27,10 +27,9 @@ from fastvid.errors import UsageError
 from fastvid.format.annotations import join_stats
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import Generation, read_annotations, read_generation
-from fastvid.format.in_place import common_root
-from fastvid.format.schema import FOREIGN, IN_PLACE, LEROBOT, SIGNALS, check_key
+from fastvid.format.in_place import common_root, root_extra
+from fastvid.format.schema import FOREIGN, LEROBOT, SIGNALS, check_key
 from fastvid.runtime.arrays import IntArray
-from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import check_choice, sha256, things
 from fastvid.sharding.change.edit import relabel_samples
 from fastvid.sharding.change.repack import Made, Recipe, Renaming, arrange, folder_name, make_dataset, pieces_of
@@ -538,9 +537,7 @@ def _extras(generations: Sequence[Generation]) -> Mapping[str, Any]:
         cameras = {name: {"stats": join_stats([one[name].get("stats") for one in known])} for name in known[0]}
         extras[LEROBOT] = {**extras[LEROBOT], "cameras": cameras}
     roots = [generation.root for generation in generations if generation.root is not None]
-    return extras | (
-        {IN_PLACE: {"root": encode_name(common_root([f"{root}/file" for root in roots]))}} if roots else {}
-    )
+    return extras | (root_extra(common_root([f"{root}/file" for root in roots])) if roots else {})
 
 
 def _classes(parts: Sequence[_Part]) -> tuple[str, ...]:

@@ -13,9 +13,9 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -25,11 +25,11 @@ from fastvid.errors import JobError, MissingDependency, UsageError
 from fastvid.format import schema
 from fastvid.format.dataset import change
 from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
-from fastvid.format.in_place import common_root
+from fastvid.format.in_place import common_root, root_extra
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.index_video import Proof
 from fastvid.runtime import faults
-from fastvid.runtime.names import encode_name
+from fastvid.runtime.names import decode_name, encode_name
 from fastvid.runtime.values import things
 from fastvid.sharding.change.edit import ClassNames
 from fastvid.sharding.encode.flow import same_streams
@@ -47,7 +47,7 @@ from fastvid.sharding.sources.sources import MAX_SOURCE_KEY_BYTES, Source, Sourc
 from fastvid.sharding.sources.tables import CLASS_NUMBER, LABELS
 from fastvid.sharding.sources.tars import gather_sources, is_dataset
 from fastvid.storage import Storage, open_storage
-from fastvid.storage.urls import sha256_of
+from fastvid.storage.urls import is_remote, sha256_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def _extras(old: Generation, records: Sequence[ShardRecord], found: SourceList) 
     if not paths or not any(record.is_in_place for record in records):
         return old.extras
     known = [] if old.root is None else [f"{old.root}/file"]
-    return {**old.extras, schema.IN_PLACE: {"root": encode_name(common_root([*known, *paths]))}}
+    return {**old.extras, **root_extra(common_root([*known, *paths]))}
 
 
 def number_labels(old: Generation, found: SourceList) -> tuple[tuple[str, ...], dict[str, int]]:
@@ -309,16 +309,30 @@ def _left(known: Mapping[str, Row], every: SourceList, shown: Collection[str], r
     `shown`: names of sources with visible samples.
     """
     listed = {encode_name(source.id) for source in every.sources}
-    paths = {encode_name(public_path(source.path)) for source in every.sources}
+    real = cache(os.path.realpath)
+    paths = {_place(source.path, real) for source in every.sources}
     videos = set(map(ledger.whole_name, listed))
-    folders = tuple(encode_name(public_path(root)).rstrip("/") + "/" for root in roots)
+    folders = tuple(_place(f"{public_path(root).rstrip('/')}/", real) for root in roots)
 
     def has_left(name: str, row: Row) -> bool:
         if ledger.whole_name(name) in videos:
             return name != ledger.whole_name(name) and name not in listed
-        return name in shown and row["path"].startswith(folders) and row["path"] not in paths
+        place = _place(decode_name(row["path"]), real)
+        return name in shown and place.startswith(folders) and place not in paths
 
     return sorted(name for name, row in known.items() if has_left(name, row))
+
+
+def _place(path: str, real: Callable[[str], str] = os.path.realpath) -> str:
+    """Return the path of a file without links in that of its folder, which may be reached by several, or its URL."""
+    folder, name = os.path.split(path)
+    return public_path(path) if is_remote(path) else os.path.join(real(folder), name)
+
+
+def _is_at(row: Row, source: Source) -> bool:
+    """Return whether a ledger row was made from the file of a source, or from what was there before."""
+    path = decode_name(row["path"])
+    return path == public_path(source.path) or _place(path) == _place(source.path)
 
 
 def _check_share(gone: Collection[str], shown: Collection[str]) -> None:
@@ -353,8 +367,7 @@ def _changed(
         if row is None or source.member is not None or source.inside or source.problem is not None:
             continue
         is_there = name in shown or row["status"] == "rejected"
-        is_same_file = row["path"] == encode_name(public_path(source.path))
-        if not is_there or not is_same_file or source.is_version(row["bytes_in"], row["source_tag"]):
+        if not is_there or not _is_at(row, source) or source.is_version(row["bytes_in"], row["source_tag"]):
             continue
         names.append(name)
         has_hash = name not in in_place and source.etag is None and row["source_sha256"] is not None
@@ -432,8 +445,7 @@ def _new_sources(
         if row is None or row["source_id"] in again:
             new.append(source)
             continue
-        places = (name, encode_name(public_path(source.path)))
-        is_other = row["path"] not in places and (row["bytes_in"] or 0) != source.size
+        is_other = row["path"] != name and (row["bytes_in"] or 0) != source.size and not _is_at(row, source)
         if row["reason"] is None and is_other:
             raise UsageError(
                 f"source {name!r} is in the dataset already, from another file",

@@ -202,8 +202,10 @@ def test_videos_that_left_their_folder_go_unless_they_are_most(place, capsys):
     assert "2 of 3 videos of the dataset left the list" in capsys.readouterr().err
     shutil.copy(place / "more/c.mp4", videos / "run/b.mp4")
     before = read_generation(store)[1].number
-    assert main([*words, str(videos), "--sync", "--dry-run"]) == 0
-    assert "1 to be removed, because they left the list: jump/a.mp4" in capsys.readouterr().out
+    (place / "link").symlink_to(videos)
+    for folder in (videos, place / "link"):
+        assert main([*words, str(folder), "--sync", "--dry-run"]) == 0
+        assert "1 to be removed, because they left the list: jump/a.mp4" in capsys.readouterr().out
     assert read_generation(store)[1].number == before
     (videos / "run/b.mp4").unlink()
     assert main([*words, str(videos), "--sync", "--remove-most"]) == 0
