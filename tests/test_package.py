@@ -286,6 +286,18 @@ def test_a_mistyped_line_is_answered_in_two_lines(words, said, capsys, tmp_path,
     assert (printed.err.count("\n"), printed.out, list(tmp_path.iterdir())) == (2, "", [])
 
 
+def test_the_line_that_raised_an_error_of_the_system_can_be_logged(tmp_path):
+    """It may be in the user's own code, of which a message alone says nothing."""
+    (tmp_path / "recipe.py").write_text("open('nothing')\n")
+    for level, is_told in (("info", False), ("debug", True)):
+        words = [sys.executable, "-m", "fastvid", "train", str(tmp_path / "recipe.py")]
+        environment = os.environ | {"FASTVID_LOG": level}
+        out = subprocess.run(words, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+        assert "fastvid train: No such file or directory" in out.stderr
+        assert "FASTVID_LOG=debug" in out.stderr
+        assert ('recipe.py", line 1' in out.stderr) == is_told, out.stderr
+
+
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import importlib
 import io
+import logging
 import os
 import signal
 import sys
@@ -92,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except OSError as error:
         what, hint = str(error.strerror or error), "check the disk, your permissions, and the limits of `ulimit -a`"
+        hint += "; with FASTVID_LOG=debug the log says which line raised it"
+        logging.getLogger(__name__).debug("raised here", exc_info=True)
         if error.filename is None and error.errno in _OF_OUTPUT:
             # The reader of stdout has exited, as in `fastvid inspect DIR | head`, or its disk is full. Redirect stdout,
             # so that the flush when the interpreter exits does not fail again.
