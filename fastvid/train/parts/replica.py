@@ -29,6 +29,7 @@ from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.labels import IGNORED_LABEL
 from fastvid.load.device import upload
 from fastvid.load.loader import ClipLoader
+from fastvid.load.order.epoch import Batches
 from fastvid.train.parts.optim import Schedule, heads, load_optimizer
 
 
@@ -270,6 +271,7 @@ class Loader:
 
     def __init__(self, clips: ClipLoader, column: str = LABEL) -> None:
         self.clips, self.column = clips, column
+        self._batches: Batches | None = None  # of an epoch, once `go` has chosen a part of it
 
     @property
     def epoch(self) -> int:
@@ -321,10 +323,14 @@ class Loader:
     def go(self, epoch: int, start: int, stop: int) -> None:
         """Move to positions [start, stop) of an epoch: the next iteration delivers exactly these."""
         self.clips.load_state_dict(self.clips.state_dict() | {"epoch": epoch, "position": start})
-        # Do not prefetch beyond `stop`. A run with another batch size may have left a range that no batches fill.
-        batches = self.clips.batches
-        keeps = batches.last == "drop" and batches.group == 1
-        self.clips.batches = replace(batches, num_samples=stop, last="keep" if keeps else batches.last)
+        batches = self._batches = self._batches or self.clips.batches
+        last, size, unit = batches.last, batches.size, batches.unit
+        # A run with another batch size may have left a range that no batches fill.
+        if last == "drop" and batches.group == 1:
+            last = "keep"
+        elif last == "drop":
+            size = next((one for one in range(size, 0, -unit) if (stop - start) % one == 0), size)
+        self.clips.batches = replace(batches, num_samples=stop, last=last, size=size)  # do not prefetch beyond `stop`
 
     def close(self) -> None:
         """Stop the loader's threads and processes."""

@@ -31,11 +31,17 @@ def test_a_state_of_the_last_batch_resumes_in_its_epoch_without_batches(restart)
     assert [rows(batch) for batch in loader] == expected
 
 
-def test_a_range_that_no_whole_batches_fill_is_delivered_whole():
-    loader = Loader(make(FakeDataset(32)))
-    for start, stop in ((4, 15), (1, 3), (0, 32)):
+@pytest.mark.parametrize(("group", "ranges"), [(1, [(4, 15), (1, 3), (0, 32)]), (2, [(4, 14), (2, 20), (0, 32)])])
+def test_a_range_that_no_whole_batches_fill_is_delivered_whole(group, ranges):
+    loader = Loader(make(FakeDataset(32), group_size=group))
+    sizes = set()
+    for start, stop in ranges:
         loader.go(0, start, stop)
-        assert [one for batch in loader for one in batch.position.tolist()] == list(range(start, stop))
+        batches = [batch.position.tolist() for batch in loader]
+        assert [one for batch in batches for one in batch] == list(range(start, stop))
+        assert all(len(batch) % group == 0 for batch in batches)
+        sizes.update(map(len, batches))
+    assert max(sizes) == 8
 
 
 def test_a_run_of_few_steps_has_rows_for_a_curve_unless_set_otherwise(tmp_path):
