@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
@@ -72,12 +72,13 @@ class Track:
 
 
 def index_mp4(
-    data: memoryview | bytes, *, conforms: bool = False, whole: bool = False
+    data: memoryview | bytes, *, conforms: bool = False, whole: bool = False, fps: Fraction | None = None
 ) -> tuple[StreamInfo, RecordArray]:
     """Index the packets of an MP4's video track.
 
-    `conforms`, `whole`: whether to set these flags of `StreamFlag`. Returns the stream, and its PACKET_DTYPE records
-    [P] in decode order. Frames are the shown packets, numbered in display order.
+    `conforms`, `whole`: whether to set these flags of `StreamFlag`. `fps`: the exact frames per second if they are
+    known; the mean over rounded container ticks only approximates them. Returns the stream, and its PACKET_DTYPE
+    records [P] in decode order. Frames are the shown packets, numbered in display order.
     """
     view = memoryview(data)
     track = read_track(view)
@@ -106,7 +107,7 @@ def index_mp4(
     records = packet_records(
         track.offsets, track.sizes, np.asarray([zlib.crc32(p) for p in packets], np.uint32), frames, flags
     )
-    fps, tick = frame_rate(pts, track.timescale, last=track.last), Fraction(1, track.timescale)
+    fps, tick = fps or frame_rate(pts, track.timescale, last=track.last), Fraction(1, track.timescale)
     info = StreamInfo(
         codec=track.codec,
         width=track.width,
@@ -120,13 +121,6 @@ def index_mp4(
         times=None if conforms else Times.of(pts, tick, fps),
     )
     return info, records
-
-
-def settled(info: StreamInfo) -> StreamInfo:
-    """Return a stream without times if its frame rate explains them; the exact rate may be known after the times."""
-    if info.times is None:
-        return info
-    return replace(info, times=Times.of(info.times.ticks(), info.times.tick, info.fps))
 
 
 def frame_rate(pts: IntArray, timescale: int, *, last: int) -> Fraction:

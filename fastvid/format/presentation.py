@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from math import gcd
 from typing import Any, Final
 
 import numpy as np
@@ -128,7 +129,8 @@ class Times:
         """Return the times of frames at `pts` ticks; None if `fps` explains them within the rounding of their clock."""
         ticks = pts - pts[0]
         exact = np.arange(len(ticks)) * float(1 / (fps * tick))
-        rounding = 1.0 if tick <= _FINE else _EXACT
+        # Times may have been rounded to a longer tick before: all are multiples of it then, as in a remuxed file.
+        rounding = gcd(np.gcd.reduce(ticks), _FINE // tick) if tick <= _FINE else _EXACT
         return None if (np.abs(ticks - exact) <= rounding).all() else cls.pack(ticks, tick)
 
     def check(self) -> None:

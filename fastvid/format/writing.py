@@ -20,7 +20,7 @@ import pyarrow as pa
 from fastvid.errors import FastvidError, FormatError
 from fastvid.format import schema
 from fastvid.format.in_place import ListedFile, pack_files
-from fastvid.format.mp4 import AudioInfo, index_m4a, index_mp4, settled
+from fastvid.format.mp4 import AudioInfo, index_m4a, index_mp4
 from fastvid.format.packets import StreamInfo
 from fastvid.format.presentation import coded_of
 from fastvid.format.shard import Shard
@@ -89,15 +89,13 @@ def index_sample(view: memoryview, key: str, members: Sequence[TarMember], strea
             view[member.offset : member.offset + member.size],
             conforms=bool(told.get("conforms", meta.get("conforms", False))),
             whole=isinstance(proved, dict) and proved.get("whole") is True,
+            fps=Fraction(meta["fps"]) if "fps" in meta else None,
         )
-        if "fps" in meta:
-            # Use the exact rate that was encoded: the mean over rounded container ticks only approximates it.
-            info = replace(info, fps=Fraction(meta["fps"]))
         if name == schema.FLOW:
             info = replace(info, flow_bound=_flow_bound(meta))
         if proved is not None:
             info = proved_info(info, proved)
-        indexed.append(IndexedStream(name, member, settled(info), records))
+        indexed.append(IndexedStream(name, member, info, records))
     sound = by_suffix.get(schema.member_suffix(schema.AUDIO))
     if sound is None:
         return IndexedSample(key, meta, tuple(indexed))

@@ -65,20 +65,23 @@ def cut_index(found: IndexedVideo, first: int, count: int) -> IndexedVideo:
     outside = (records["frame"] < 0) | (frames < 0) | (frames >= count)
     records["frame"] = np.where(outside, -1, frames)
     records["flags"] |= np.where(outside, _HIDDEN, 0)
-    rate = _own_rate(found, first, count)
+    start, end = clip_seconds(found, first, count)
+    rate = part_rate(found.info.fps, count, end - start)
     info = replace(found.info, num_frames=count, fps=rate, flags=found.info.flags | StreamFlag.PART)
     times = None if found.times is None else found.times[first : first + count]
     info = with_times(info, times, found.tick)
     return replace(found, info=info, records=records, times=times, digests=found.digests[first : first + count])
 
 
-def _own_rate(found: IndexedVideo, first: int, count: int) -> Fraction:
-    """Return the frames per second of a part: the whole video's rate if it explains the part's times, else its mean."""
-    start, end = clip_seconds(found, first, count)
-    expected = count / float(found.info.fps)
-    if abs(end - start - expected) <= max(_ROUNDED, expected * _SAME_RATE):
-        return found.info.fps
-    return Fraction(count / (end - start)).limit_denominator(100_000)
+def part_rate(rate: Fraction, count: int, seconds: float) -> Fraction:
+    """Return the frames per second of a part: the whole video's rate if it explains the part's times, else its mean.
+
+    `count`: frames of the part. `seconds`: how long it lasts.
+    """
+    expected = count / float(rate)
+    if abs(seconds - expected) <= max(_ROUNDED, expected * _SAME_RATE):
+        return rate
+    return Fraction(count / seconds).limit_denominator(100_000)
 
 
 def clip_seconds(found: IndexedVideo, first: int, count: int) -> tuple[float, float]:

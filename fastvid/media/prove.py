@@ -208,9 +208,7 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = TONE_MAP) -> IndexedV
     assert first is not None
     info, shown = described(played, data, hdr=hdr)
     numbered = number_packets(played)
-    ticks = clock(played, [packet for packet in numbered.order if numbered.frames[packet] >= 0])
-    times = None if ticks is None else np.asarray(list(ticks.values()))
-    rate, notes = _rate(played, times, numbered.frames, info.fps)
+    times, rate, notes = _timed(played, numbered, info.fps)
     info = replace(info, fps=rate)
     sizes = [len(packet) for packet in played.packets]
     checksums = [zlib.crc32(packet) for packet in played.packets]
@@ -399,11 +397,16 @@ def _late_ticks(played: Playback, count: int) -> Sequence[int]:
     return late if len(set(np.diff(late).tolist())) == 1 else ()
 
 
-def _rate(played: Playback, times: IntArray | None, frames: IntArray, nominal: Fraction) -> tuple[Fraction, list[str]]:
-    """Return the mean rate over the times of the shown frames, and notes about those times.
+def _timed(
+    played: Playback, numbered: NumberedPackets, nominal: Fraction
+) -> tuple[IntArray | None, Fraction, list[str]]:
+    """Return the times of the shown frames in ticks, int64 [N], their rate, and notes about those times.
 
-    `times`: in ticks, int64 [N]; None if they are not known.
+    The times are None if they are not known.
     """
+    frames = numbered.frames
+    ticks = clock(played, [packet for packet in numbered.order if frames[packet] >= 0])
+    times = None if ticks is None else np.asarray(list(ticks.values()))
     shown = np.flatnonzero(frames >= 0)
     pts = [played.pts[number] for number in shown[np.argsort(frames[shown])].tolist()]
     notes = ["times-missing"] if None in pts else []
@@ -411,14 +414,15 @@ def _rate(played: Playback, times: IntArray | None, frames: IntArray, nominal: F
         notes = ["times-disordered"]
     tick = played.time_base
     if times is None or tick.numerator != 1:
-        return nominal, notes
+        return times, nominal, notes
     steps = np.diff(times)
     last = usual_step(steps, played.durations[int(shown[0])])
     rate = frame_rate(times, tick.denominator, last=last) if last else nominal
     # Rounding to the container's clock changes a step by up to one tick.
     if not notes and len(steps) and int(steps.max() - steps.min()) > max(1, last // 100):
         notes = ["variable-rate"]
-    return nearest_rate(rate, nominal), notes
+    # FFmpeg's rate of an MP4 is a mean too, with the duration of the last frame as the muxer happened to write it.
+    return times, rate if played.container == "mov" else nearest_rate(rate, nominal), notes
 
 
 def nearest_rate(measured: Fraction, nominal: Fraction) -> Fraction:
@@ -449,13 +453,15 @@ _MOVIE_TICKS: Final = 90_000
 class Remuxer:
     """Writes MP4s with the packets of a source.
 
-    `data`: bytes of the source. Attributes: `played`, its packets and frames; `shown`, how a player shows them.
+    `data`: bytes of the source. Attributes: `played`, its packets and frames; `shown`, how a player shows them;
+    `rate`, its frames per second.
     """
 
     def __init__(self, data: bytes, container: str, limits: Limits, hdr: str) -> None:
         self.played = played = play(data, container, limits, unpack=True)
         self.shown, _ = described(played, data, hdr=hdr)
         self._data, self._numbered = data, number_packets(played)
+        _, self.rate, _ = _timed(played, self._numbered, self.shown.fps)
         frames, nothing = self._numbered.frames, np.zeros(len(played.packets), np.int64)
         records = packet_records(nothing, nothing, nothing, frames, self._numbered.flags)
         whole = bool(self._numbered.whole or why_decode_whole(played, self._numbered))

@@ -23,16 +23,16 @@ import numpy as np
 import numpy.typing as npt
 
 from fastvid.errors import FormatError, SourceError
-from fastvid.format.mp4 import index_mp4, read_track, settled
+from fastvid.format.mp4 import index_mp4, read_track
 from fastvid.format.packets import StreamInfo
 from fastvid.format.presentation import frame_bounds
 from fastvid.format.schema import PACKET_DTYPE, StreamFlag
 from fastvid.format.writing import proved_info
 from fastvid.media.checks import Promised, check_tables
-from fastvid.media.describe import TONE_MAP
+from fastvid.media.describe import TONE_MAP, with_times
 from fastvid.media.ffmpeg import Limits, contents
 from fastvid.media.file_tables import FileReader
-from fastvid.media.index_video import Proof, clip_seconds, cut_index, index_in_place
+from fastvid.media.index_video import Proof, clip_seconds, cut_index, index_in_place, part_rate
 from fastvid.media.probe import OpenSource
 from fastvid.media.prove import IndexedVideo, Remuxer, index_video
 from fastvid.media.reasons import Reason, unusable
@@ -216,8 +216,8 @@ class CopiedSource:
             if found is not None and found.info.num_frames / found.info.fps <= max_seconds:
                 return [Copied(data, None, found, _conforms(data, found), remuxed=False)]
         muxer = self._remuxer = self._remuxer or Remuxer(data, self._container, limits, self._hdr)
-        played, shown, seconds = muxer.played, muxer.shown, muxer.seconds
-        bounds, made = frame_bounds(seconds, 1 / float(played.rate)).tolist(), []
+        played, shown, seconds, rate = muxer.played, muxer.shown, muxer.seconds, muxer.rate
+        bounds, made = frame_bounds(seconds, 1 / float(rate)).tolist(), []
         if frames is not None:
             if sum(frames) > len(seconds):
                 raise SourceError(
@@ -226,17 +226,19 @@ class CopiedSource:
                 )
             parts = iter([(frames[0], sum(frames))])
         else:
-            parts = _ranges(seconds, 1 / float(played.rate), start, end, max_seconds)
+            parts = _ranges(seconds, 1 / float(rate), start, end, max_seconds)
         for first, last in parts:
             video = muxer.part(first, last)
             found = index_video(video, limits, hdr=self._hdr)
-            # Use the size, range and matrix of the source, because the muxer does not write all properties of pictures.
-            info = replace(found.info, width=shown.width, height=shown.height, range=shown.range, matrix=shown.matrix)
-            found = replace(found, info=replace(info, coded=shown.coded))
+            # Use the size, range and matrix of the source, because the muxer does not write all properties of pictures,
+            # and its rate, which times in the ticks of the MP4 only approximate.
+            facts = {name: getattr(shown, name) for name in ("width", "height", "range", "matrix", "coded")}
+            whole = last - first == len(seconds)
+            own = rate if whole else part_rate(rate, last - first, bounds[last] - bounds[first])
+            found = replace(found, info=with_times(replace(found.info, fps=own, **facts), found.times, found.tick))
             if list(found.digests) != played.digests[first:last] or not _agrees(video, found):
                 raise unusable("its frames decode differently after remuxing to MP4")
-            is_whole = last - first == len(seconds) and start is None and end is None
-            place = None if is_whole else (bounds[first], bounds[last])
+            place = None if whole and start is None and end is None else (bounds[first], bounds[last])
             made.append(Copied(video, place, found, _conforms(video, found), remuxed=True))
         return made
 
@@ -279,8 +281,8 @@ def _as_it_is(data: bytes, limits: Limits, hdr: str) -> IndexedVideo | None:
 def _agrees(video: bytes, found: IndexedVideo) -> bool:
     """Return whether the index made from an MP4 and its sample's JSON, as in a shard, is the one that was proved."""
     try:
-        info, records = index_mp4(video, whole=bool(found.info.flags & StreamFlag.WHOLE))
-        info = settled(proved_info(replace(info, fps=found.info.fps), _proved(found)))
+        info, records = index_mp4(video, whole=bool(found.info.flags & StreamFlag.WHOLE), fps=found.info.fps)
+        info = proved_info(info, _proved(found))
     except FormatError:
         return False
     return info == found.info and np.array_equal(records, found.records)

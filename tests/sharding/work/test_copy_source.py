@@ -4,6 +4,7 @@ import itertools
 import json
 import tarfile
 
+import numpy as np
 import pytest
 
 import fastvid
@@ -274,3 +275,13 @@ def test_a_clip_in_place_has_the_rate_of_its_own_frames(made):
         name, last = source.split("#")[0], int(first) + LENGTH
         rate = LENGTH / (shown_at(name, last) - shown_at(name, int(first)))
         assert float(video.info.fps) == pytest.approx(rate, rel=0.15 if last == LAST and not FILES[name][0] else 2e-3)
+
+
+def test_a_copied_clip_has_the_rate_and_the_times_that_it_has_in_place(made):
+    """Also where the times of the source, and those of the MP4, are rounded to milliseconds."""
+    here, copied = (fastvid.open(made / kind) for kind in ("index", "copy"))
+    for video in here:
+        other = copied[video.key]
+        assert other.info.fps == video.info.fps, video.key
+        assert other.info.times == video.info.times or None not in (other.info.times, video.info.times), video.key
+        assert other.info.seconds(np.arange(LENGTH)) == pytest.approx(video.info.seconds(np.arange(LENGTH)), abs=1e-9)
