@@ -358,8 +358,7 @@ def listed_source(row: dict[str, Any], sample: Source, listed: ListedFile, root:
 
 def _columns(row: dict[str, Any]) -> dict[str, Any]:
     columns = {name: value for name, value in row.items() if name not in ANNOTATION_FIELDS | FACT_FIELDS}
-    columns["parent"] = row.get("parent") or row["source_id"]
-    return columns
+    return columns | {"parent": row.get("parent") or row["source_id"]}
 
 
 def paths_of(name: str, given: Any) -> list[str]:
@@ -416,7 +415,9 @@ def _storable(found: SourceList) -> SourceList:
     """Return the sources if their annotations can be stored as a table; raise UsageError now, not after encoding."""
     try:
         for start in range(0, len(found.sources), _AT_ONCE):
-            annotation_table([source.columns for source in found.sources[start : start + _AT_ONCE]])
+            # A column named like one of fastvid's gets another name, and keeps its own type.
+            rows = [source.columns.items() for source in found.sources[start : start + _AT_ONCE]]
+            annotation_table([{f".{name}": value for name, value in row} for row in rows])
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise UsageError(f"annotations cannot be stored: {error}", hint="check their columns") from error
     return found

@@ -206,8 +206,8 @@ def test_slow_source_is_retried_alone_before_rejection(folder, tmp_path):
 def test_annotation_columns_reach_the_dataset_and_missing_files_the_ledger(folder, tmp_path):
     table = tmp_path / "clips.csv"
     table.write_text(
-        "path,label,split,texture,start,end,num_frames\n"
-        "run/v8.mp4,left,train,3,,,99\njump/v9.mp4,right,test,4,0.1,0.4,99\nrun/gone.mp4,left,test,5,,,99\n"
+        "path,label,split,texture,start,end,num_frames,duration\n"
+        "run/v8.mp4,left,train,3,,,99,0:10\njump/v9.mp4,right,test,4,0.1,0.4,99,0:10\nrun/gone.mp4,left,test,5,,,99,0:09\n"
     )
     report = fastvid.shard(
         [str(folder)], out=str(tmp_path / "out"), annotations=f"csv:{table}", profile=SMALL, workers=1
@@ -220,8 +220,8 @@ def test_annotation_columns_reach_the_dataset_and_missing_files_the_ledger(folde
     row = dataset.annotations.to_pylist()[int(dataset.rows[0])]
     # At 19 frames per second, 0.1 s to 0.4 s are frames 2 to 7.
     assert (row["texture"], row["num_frames"], row["start_seconds"]) == (4, 6, pytest.approx(2 / 19))
-    # The table's own column of that name is kept under another name.
-    assert row["source_num_frames"] == 99
+    # The table's own columns of these names are kept under other names.
+    assert (row["source_num_frames"], row["source_duration"]) == (99, "0:10")
 
 
 def test_long_videos_are_split_into_segments_of_equal_length(tmp_path):
