@@ -447,7 +447,7 @@ class Video(Shown):
         if end < begin:
             raise UsageError(f"audio from {float(begin)} to {float(end)} s ends before it begins", key=self.key)
         if rate is not None:
-            check_rate(rate)
+            rate = check_rate(rate)  # a product of times and one of numpy's integers may overflow
         with self._reading():
             reader = self._shard.audio(self._row)
             track = None if reader is None else load_track(reader)

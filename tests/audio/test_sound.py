@@ -72,7 +72,7 @@ def test_sample_numbers_are_rounded_times(clicks):
     video = clicks["alac-44100"]
     whole = video.audio()
     assert (whole.rate, whole.start_seconds) == (44_100, 0.0)
-    part = video.audio(1.23456, 2.34567)
+    part = video.audio(1.23456, 2.34567, np.int64(44_100))
     first, stop = round(1.23456 * 44_100), round(2.34567 * 44_100)
     assert part.data.tobytes() == whole.data[:, first:stop].tobytes()
     assert part.start_seconds == first / 44_100
