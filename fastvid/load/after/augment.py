@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fastvid.errors import UsageError
 from fastvid.load.after.transform import Program, TransformDraws, change_rows, column, run_programs
-from fastvid.runtime.values import check_bounds, check_channels, check_integer, check_share, check_switches
+from fastvid.runtime.values import check_bounds, check_channels, check_integer, check_share, check_switches, is_number
 
 Weights = tuple[float, ...]
 
@@ -159,9 +159,9 @@ class Grayscale(_Programs):
         return (("saturation", 0.0),) if draws.uniform(1)[0] < self.p else ()
 
 
-def _bounds(name: str, value: float | Range, *, centre: float, least: float, most: float) -> Range:
+def _bounds(name: str, value: Any, *, centre: float, least: float, most: float) -> Range:
     """Return a setting as (low, high), so that 0.4 and (0.6, 1.4) have the same repr."""
-    if isinstance(value, int | float):
+    if is_number(value):
         pair = (max(least, centre - value), centre + value) if value >= 0 else (math.nan, math.nan)
     else:
         pair = () if isinstance(value, str) else tuple(map(float, value))  # type: ignore[assignment]

@@ -52,7 +52,7 @@ class Views:
         check_choice("num_crops", self.num_crops, NUM_CROPS)
         if not hasattr(self.places, "__len__"):
             raise UsageError(f"places are {self.places!r}, expected a tuple", hint="crops have the size of spatial=")
-        check_numbers("places", self.places)
+        object.__setattr__(self, "places", check_numbers("places", self.places))
         if self.places and (len(self.places) != self.num_clips or not all(0 <= place < 1 for place in self.places)):
             raise UsageError(f"places are {self.places}, expected {self.num_clips} numbers >= 0 and < 1, one a clip")
 

@@ -212,7 +212,7 @@ def test_wrong_settings_are_refused_by_name(make, message):
 
 
 def test_equal_settings_have_equal_reprs():
-    assert repr(ColorJitter(0.4, hue=0.1)) == repr(ColorJitter((0.6, 1.4), hue=(-0.1, 0.1)))
+    assert repr(ColorJitter(np.float32(0.5), hue=0.1)) == repr(ColorJitter((0.5, 1.5), hue=(-0.1, 0.1)))
     assert repr(Erasing(value=1)) == repr(Erasing(value=(1.0, 1, 1), scale=[0.02, 0.33]))
     assert TransformChain.of([], ("rgb",)) is None
     assert TransformChain.of([RandAugment(geometric=False)], ("rgb", "flow"))

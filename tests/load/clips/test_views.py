@@ -174,7 +174,7 @@ def test_views_out_of_range_are_refused_and_places_are_a_part_of_their_text():
     for wrong, message in (((1, 4), "num_crops is 4"), ((0,), "num_clips is 0")):
         with pytest.raises(UsageError, match=message):
             Views(*wrong)
-    assert repr(Views(2, 3)) != repr(Views(2, 3, places=(0.5, 0.0)))  # a part of states
+    assert repr(Views(2, 3)) != repr(Views(2, 3, (0.5, 0.0))) == repr(Views(2, 3, np.array([0.5, 0])))  # in states
     for places in ((0.5,), (0.5, 1.0), (0.5, 1.5), (-0.1, 0.5), ("a", "b"), 0.5):
         with pytest.raises(UsageError, match="places are"):
             Views(2, places=places)
