@@ -63,6 +63,8 @@ def annotation_row(sample: PackedSample, source: Source, labels: Mapping[str, in
     # A table may have a column with one of fastvid's names for something else, such as its own count of frames.
     taken = {*row, CLASS}
     row |= {f"source_{name}" if name in taken else name: value for name, value in source.columns.items()}
+    # Tables that a dataset was exported to have both: fastvid's column, and the one that was named anew.
+    row |= {name: value for name, value in source.columns.items() if name not in taken}
     if sample.parent is not None:
         row |= {"parent": sample.parent, "start_seconds": sample.start_seconds, "end_seconds": sample.end_seconds}
     if sample.bad_frames is not None:
@@ -80,8 +82,7 @@ def annotations_of(
     `labels`: class index of each label. `hidden`: ids of sources whose samples are marked as removed.
     """
     sources = {encode_name(source.id): source for source in found.sources}
-    samples = [sample for part in parts for sample in part.samples]
-    rows = [annotation_row(sample, sources[sample.source_id], labels) for sample in samples]
+    rows = [annotation_row(one, sources[one.source_id], labels) for part in parts for one in part.samples]
     return hide_sources(annotation_table(rows), hidden)
 
 

@@ -206,8 +206,8 @@ def test_slow_source_is_retried_alone_before_rejection(folder, tmp_path):
 def test_annotation_columns_reach_the_dataset_and_missing_files_the_ledger(folder, tmp_path):
     table = tmp_path / "clips.csv"
     table.write_text(
-        "path,label,split,texture,start,end,num_frames,duration\n"
-        "run/v8.mp4,left,train,3,,,99,0:10\njump/v9.mp4,right,test,4,0.1,0.4,99,0:10\nrun/gone.mp4,left,test,5,,,99,0:09\n"
+        "path,label,split,texture,start,end,source_num_frames,duration,num_frames\n"
+        "run/v8.mp4,left,train,3,,,99,0:10,7\njump/v9.mp4,right,test,4,0.1,0.4,99,0:10,7\nrun/gone.mp4,left,test,5,,,,,\n"
     )
     report = fastvid.shard(
         [str(folder)], out=str(tmp_path / "out"), annotations=f"csv:{table}", profile=SMALL, workers=1
