@@ -251,8 +251,8 @@ def test_a_stream_with_two_names_stays_one_tensor_when_a_batch_is_moved_or_cut()
 
 def test_reprs_describe_the_loader_and_its_batches():
     loader = make(FakeDataset(21), last="mask", rank=1, world_size=2)
-    assert "21 samples" in repr(loader)
-    assert "rank 1 of 2" in repr(loader)
+    assert all(part in repr(loader) for part in ("21 samples", "rank 1 of 2"))
     (*_, last) = loader
+    assert repr(Batch(video=[], valid=torch.ones(0))) == "Batch(0 of 0 rows valid)"  # of `rows`, with collate="list"
     assert repr(last).startswith("Batch(video=4x3x3x16x16 torch.uint8 on cpu, 1 of 4 rows valid, epoch 0, positions 16")
     assert last.num_rows == 4

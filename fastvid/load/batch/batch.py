@@ -123,7 +123,7 @@ class Batch(dict[str, Any]):
 
     def __repr__(self) -> str:
         parts = []
-        if "video" in self:
+        if len(self.get("video", ())):
             video = self["video"]
             one = video[0] if isinstance(video, list) else video
             shape = f"{len(video)} of " * isinstance(video, list) + "x".join(map(str, one.shape))
