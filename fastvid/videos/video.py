@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from math import isfinite
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Final, cast
 
@@ -34,7 +35,7 @@ from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, FLOW, PICTURES
 from fastvid.format.shard import Shard
 from fastvid.report.page import fragment, missing_tile, player, png, tile, tiles
 from fastvid.runtime.arrays import Float32Array, FloatArray, IntArray, UInt8Array
-from fastvid.runtime.values import check_choice, duration, size, things
+from fastvid.runtime.values import check_choice, duration, is_number, size, things
 from fastvid.videos import pictures
 from fastvid.videos.one_file import OneFile, index_file
 from fastvid.videos.pictures import Shown
@@ -443,7 +444,7 @@ class Video(Shown):
             FormatError: If the sidecar was written before audio was supported, or the M4A's tables are malformed.
             DecodeError: If the packets do not decode.
         """
-        begin, end = Fraction(start or 0), Fraction(self.num_frames) / self.fps if stop is None else Fraction(stop)
+        begin, end = _moment(start or 0), Fraction(self.num_frames) / self.fps if stop is None else _moment(stop)
         if end < begin:
             raise UsageError(f"audio from {float(begin)} to {float(end)} s ends before it begins", key=self.key)
         if rate is not None:
@@ -455,6 +456,13 @@ class Video(Shown):
             window = AudioWindow.of(begin, end, rate or own, 1 if mono else None)
             encoded = None if reader is None or track is None else read_packets(reader, track, window)
             return decode_audio(encoded, window)
+
+
+def _moment(seconds: Any) -> Fraction:
+    """Return a time in seconds exactly, of any type of number; raise UsageError for anything else."""
+    if not is_number(seconds) or not isfinite(seconds):
+        raise UsageError(f"a time of the sound is {seconds!r}, expected a finite number of seconds")
+    return seconds if isinstance(seconds, Fraction) else Fraction(float(seconds))
 
 
 _CHUNK: Final = 32  # frames in memory at a time

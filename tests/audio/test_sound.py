@@ -1,6 +1,7 @@
 """Sound of videos and in batches: every click is where its frame is."""
 
 import json
+import math
 import zlib
 from fractions import Fraction
 
@@ -108,6 +109,10 @@ def test_wrong_windows_and_rates_are_refused(clicks):
         clicks["mute"].audio(2, 1)
     with pytest.raises(UsageError, match="rate is 0"):
         clicks["mute"].audio(rate=0)
+    for moment in (math.nan, math.inf, "1"):
+        with pytest.raises(UsageError, match="expected a finite number of seconds"):
+            clicks["mute"].audio(0, moment)
+    assert clicks["mute"].audio(0, np.float32(0.5)).data.shape[1] == 24_000
 
 
 @pytest.mark.parametrize("choice", ["copy", "aac"])

@@ -208,6 +208,17 @@ def test_a_state_of_another_loader_is_refused_naming_the_part(part, one, other):
         make(**standard | other).load_state_dict(state)
 
 
+def test_numbers_of_numpy_are_the_same_settings():
+    settings = (np.float64(0.25), np.int64(18)), (0.25, 18)
+    states = [make(FakeDataset(40), spatial=(RandomCrop(size), HorizontalFlip(p))).state_dict() for p, size in settings]
+    assert states[0] == states[1]
+    told = states[0]["fingerprint"]
+    before = {**told, "augmentation": told["augmentation"].replace("0.25", "np.float64(0.25)")}
+    make(FakeDataset(40), spatial=(RandomCrop(18), HorizontalFlip(0.25))).load_state_dict(
+        {**states[0], "fingerprint": before}
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

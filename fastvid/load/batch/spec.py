@@ -10,6 +10,7 @@ together.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -130,7 +131,7 @@ class Spec:
             "after": "" if self.after is None else repr(self.after),
             "resize": "" if self.output.resize == "exact" else self.output.resize,
         }
-        return parts | {name: text for name, text in asked.items() if text}
+        return {name: _plain(text) for name, text in (parts | asked).items() if text or name in parts}
 
     def place(self, state: Mapping[str, Any], batching: str = "") -> tuple[int, int, int]:
         """Return the seed, epoch and position of a state; raise StateError if its fingerprint is another."""
@@ -140,7 +141,7 @@ class Spec:
             self._check_earlier(theirs)
             del own[_SELECTION]
         for part in [*own, *(part for part in theirs if part not in own)]:
-            if theirs.get(part) != own.get(part):
+            if _plain(theirs.get(part)) != own.get(part):
                 raise StateError(
                     f"state was saved with another {part}: {theirs.get(part)}, this loader has {own.get(part)}",
                     hint="create the loader with the same arguments and data, or start at the beginning of an epoch",
@@ -227,6 +228,11 @@ class RowAnnotations:
         return samples if self.items is None else np.where(samples == MASKED, MASKED, self.items.place(samples)[0])
 
 
+def _plain(text: Any) -> Any:
+    """Return a part of a fingerprint with numpy's numbers as Python writes them, because they mean the same."""
+    return _NUMPY.sub(r"\1", text) if isinstance(text, str) else text
+
+
 def _numbered(samples: IntArray) -> list[int | None]:
     """Return sample numbers as a list, with None for MASKED."""
     return [None if sample == MASKED else sample for sample in samples.tolist()]
@@ -236,6 +242,7 @@ STATE_VERSION: Final = 2
 """Version 1, of fastvid 0.2, does not say which samples were selected."""
 
 _SELECTION: Final = "selection"
+_NUMPY: Final = re.compile(r"\bnp\.(?:u?int\d+|float64|str_)\(([^()]*)\)")
 _KEYS: Final = ("version", "fingerprint", "seed", "epoch", "position")
 
 

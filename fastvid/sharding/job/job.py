@@ -157,7 +157,8 @@ def tell_sources(work: ShardWork) -> None:
     """Log the number of videos and classes, and the size, so that a mistake shows before the job works for hours."""
     found, cameras = work.found, work.sources_per_sample
     number = things(len(found.sources) // cameras, "video" if cameras == 1 else "episode")
-    of = f" of {cameras} cameras" if cameras > 1 else f" in {count(len(found.classes))} classes" * bool(found.classes)
+    classes = count(len(found.classes)) + (" class" if len(found.classes) == 1 else " classes")
+    of = f" of {cameras} cameras" if cameras > 1 else f" in {classes}" * bool(found.classes)
     _LOG.info("%s%s, %s", number, of, size(sum(source.size for source in found.sources)))
 
 
