@@ -23,7 +23,7 @@ from fastvid.sharding.engines.local import ENGINES as ENGINES
 from fastvid.sharding.in_place import index_videos, reindex
 from fastvid.sharding.job.estimate import SAMPLED, DryRun, estimate_job
 from fastvid.sharding.job.index import are_own, index_tars, rebuild, restore_dataset
-from fastvid.sharding.job.job import MAX_SECONDS, JobReport, run_job, transcode_dataset
+from fastvid.sharding.job.job import MAX_SECONDS, JobReport, bytes_of, run_job, transcode_dataset
 from fastvid.sharding.job.lock import Staging
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
 from fastvid.sharding.lerobot.jobs import index_lerobot, new_episodes, shard_lerobot
@@ -479,8 +479,9 @@ def summary(report: JobReport) -> str:
     lines.append(f"{len(rejected):8} rejected")
     lines += [f"{count:8}   {reason.value}: {reason.meaning}" for reason, count in sorted(report.rejected.items())]
     lines += [f"{count:8} ignored: {kind}" for kind, count in sorted(report.ignored.items())]
-    # Each clip of a file has a row: count the bytes of the file once.
-    bytes_in = sum({row["path"]: row["bytes_in"] or 0 for row in packed}.values())
+    # Each clip of a file has a row: count the bytes of the file once. Those of a tar or a table are of their videos.
+    files = {row["source_id" if row["path"].endswith((".tar", ".parquet")) else "path"]: row for row in packed}
+    bytes_in = sum(row["bytes_in"] or 0 for row in files.values())
     bytes_out = sum(row["bytes_out"] or 0 for row in packed)
     shards = len({row["shard"] for row in packed})
     frames = sum(row["num_frames"] or 0 for row in packed) // cameras
@@ -508,7 +509,7 @@ def summary(report: JobReport) -> str:
 def estimate_text(run: DryRun) -> str:
     """Render the result of a dry run as text: the sources, classes and problems, and the estimate of size and time."""
     estimate, missing, classes = run.estimate, run.missing, run.class_counts
-    bytes_in = sum(source.size for source in run.found.sources)
+    bytes_in = bytes_of(run.found.sources)
     lines = [f"{len(run.found.sources):8} sources" + (f", {size(bytes_in)}" if bytes_in else "")]
     named = [f"{name} {number}" for name, number in classes.items()]
     lines.append(f"{len(classes):8} classes" + (f": {_first(named)}" if named else ""))

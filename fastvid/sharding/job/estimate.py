@@ -19,7 +19,7 @@ import numpy as np
 from fastvid.errors import UsageError
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.processes import available_cores
-from fastvid.runtime.values import count, duration, size, things
+from fastvid.runtime.values import duration, size, things
 from fastvid.sharding.job.job import MAX_SECONDS, EncodeShards, choose_settings
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, plan_shards
 from fastvid.sharding.job.run import How, Job
@@ -65,7 +65,7 @@ class Estimate:
 
     def sentence(self) -> str:
         """Return the estimate in one line."""
-        hours = self.cpu_seconds.text(lambda seconds: _hours(seconds / self.cores))
+        hours = self.cpu_seconds.text(lambda seconds: duration(seconds / self.cores))
         parts = [self.bytes.text(size), f"{hours} on {things(self.cores, 'core')}"]
         if self.shards is not None:
             parts.append(things(self.shards, "shard"))
@@ -221,7 +221,3 @@ def _student(freedom: int) -> float:
     first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     return z + first / freedom + second / freedom**2 + third / freedom**3
-
-
-def _hours(seconds: float) -> str:
-    return duration(seconds) if seconds < 3600 else f"{count(round(seconds / 3600))} hours"

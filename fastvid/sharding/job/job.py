@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
@@ -159,7 +159,17 @@ def tell_sources(work: ShardWork) -> None:
     number = things(len(found.sources) // cameras, "video" if cameras == 1 else "episode")
     classes = count(len(found.classes)) + (" class" if len(found.classes) == 1 else " classes")
     of = f" of {cameras} cameras" if cameras > 1 else f" in {classes}" * bool(found.classes)
-    _LOG.info("%s%s, %s", number, of, size(sum(source.size for source in found.sources)))
+    _LOG.info("%s%s, %s", number, of, size(bytes_of(found.sources)))
+
+
+def bytes_of(sources: Iterable[Source]) -> int:
+    """Return the bytes of sources; a file whose clips, or episodes of a camera, follow each other counts once."""
+    total, last = 0, dict[str, tuple[object, ...]]()
+    for source in sources:
+        file = source.path, source.member
+        total += source.size * (last.get(source.stream) != file)
+        last[source.stream] = file
+    return total
 
 
 def run_job(

@@ -7,10 +7,11 @@ import pytest
 
 from fastvid.cli.main import main
 from fastvid.errors import UsageError
+from fastvid.runtime.values import size
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.estimate import Amount, Estimate, estimate_job, extrapolate
 from fastvid.sharding.job.job import run_job
-from tests.sharding.shardtools import make
+from tests.sharding.shardtools import make, tar_of
 
 SMALL = PROFILES["intra"].changed(short_side=64)
 
@@ -45,7 +46,7 @@ def test_intervals_contain_the_total_as_often_as_they_say():
 
 def test_sentence_says_what_is_known():
     one = Estimate(500_000, 24, Amount(2.5e12, 3e11), Amount(3.6e6, 7.2e5), 16, 500)
-    assert one.sentence() == "your 500,000 videos: 2.5 TB (±12 %), 62 hours (±20 %) on 16 cores, 500 shards"
+    assert one.sentence() == "your 500,000 videos: 2.5 TB (±12 %), 62 h 30 min (±20 %) on 16 cores, 500 shards"
     wide = Estimate(170, 4, Amount(29.3e6, 70.9e6), Amount(103, 169), 1)
     assert wide.sentence() == "your 170 videos: 29.3 MB (at most 100 MB), 1 min 43 s (at most 4 min 32 s) on 1 core"
     assert "± unknown" in Estimate(2, 1, Amount(10, None), Amount(1, None), 1).sentence()
@@ -91,3 +92,20 @@ def test_nothing_to_encode_is_an_error(folder, tmp_path):
         estimate_job(str(folder), annotations=f"csv:{tmp_path / 'rows.csv'}")
     with pytest.raises(UsageError, match="0 videos in the sample"):
         estimate_job(str(folder), sampled=0)
+
+
+def test_a_file_counts_once_whatever_its_clips_and_a_tar_as_its_videos(tmp_path, capsys, caplog):
+    caplog.set_level("INFO")
+    films = [make(tmp_path / "raw" / f"{number}.mp4", frames=10) for number in range(2)]
+    tar_of(tmp_path / "raw.tar", [(film.name, film.read_bytes()) for film in films])
+    rows = "".join(f"{film.name},{start},{start + 0.1}\n" for film in films for start in (0, 0.1, 0.2))
+    (tmp_path / "rows.csv").write_text(f"path,start,end\n{rows}")
+    both = size(sum(film.stat().st_size for film in films))
+    for words in ([tmp_path / "raw", "--annotations", f"csv:{tmp_path / 'rows.csv'}"], [tmp_path / "raw.tar"]):
+        words = ["shard", *map(str, words), "--profile", "intra", "--workers", "1"]
+        assert main([*words, "--dry-run"]) == 0
+        assert f" sources, {both}\n" in capsys.readouterr().out
+        caplog.clear()
+        assert main([*words, "--out", str(tmp_path / f"out{len(words)}")]) == 0
+        assert f" videos, {both}" in caplog.text
+        assert f" from {both} (" in capsys.readouterr().out
