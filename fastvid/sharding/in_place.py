@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import groupby
 from typing import Any, Final
 
 import pyarrow as pa
@@ -154,19 +155,21 @@ def reindex(
     if not chosen:
         return Reindexed(generation.number, {}, count)
     _check_writable(storage)
-    work = [_sources(storage, generation, one, found[one.name][0], shown[one.name], place) for one in chosen]
-    made: dict[str, ShardRecord | None] = dict.fromkeys(shard.name for shard in chosen)
-    with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
-        scratch = LocalStorage(folder)
-        parts = _index(scratch, chosen, work, workers, read_blocked(storage))
-        for shard, part in zip(chosen, parts, strict=True):
-            if part.digest is None:  # no video was rejected, so it has none
-                continue
-            new = part.digest
-            name = later_stem(shard.name, _NAMES * revision + int(new.sha256, 16) % _NAMES)
-            made[shard.name] = replace(shard, name=name, bytes=new.bytes, sha256=new.sha256, samples=new.samples)
-            for suffix in shard.suffixes:
-                copy_file(scratch, f"{part.stem}.{suffix}", storage, f"{name}.{suffix}")
+    work = {one.name: _sources(storage, generation, one, found[one.name][0], shown[one.name], place) for one in chosen}
+    made, parts = dict[str, ShardRecord | None](dict.fromkeys(shard.name for shard in chosen)), list[Part]()
+    for proof, same in groupby(sorted(chosen, key=_proof), _proof):  # of a merged dataset there may be several
+        with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
+            scratch, group = LocalStorage(folder), list(same)
+            indexed = _index(scratch, proof, [work[shard.name] for shard in group], workers, read_blocked(storage))
+            for shard, part in zip(group, indexed, strict=True):
+                if part.digest is None:  # no video was rejected, so it has none
+                    continue
+                new = part.digest
+                name = later_stem(shard.name, _NAMES * revision + int(new.sha256, 16) % _NAMES)
+                made[shard.name] = replace(shard, name=name, bytes=new.bytes, sha256=new.sha256, samples=new.samples)
+                for suffix in shard.suffixes:
+                    copy_file(scratch, f"{part.stem}.{suffix}", storage, f"{name}.{suffix}")
+            parts += indexed
     samples = {sample.key: sample for part in parts for sample in part.samples}
 
     def edit(current: Generation, table: pa.Table) -> tuple[Generation, pa.Table]:
@@ -272,15 +275,20 @@ def _sources(
     return found
 
 
+def _proof(shard: ShardRecord) -> str:
+    """Return how much of its videos was proven."""
+    return str(shard.profile.get("proof", Proof.SAMPLE))
+
+
 def _index(
     scratch: LocalStorage,
-    records: Sequence[ShardRecord],
+    proof: str,
     work: Sequence[Sequence[Source]],
     workers: int | None,
     blocked: tuple[str, ...],
 ) -> list[Part]:
     # Keep high dynamic range: these videos were accepted before, by fastvid 0.2 always with their values as they are.
-    settings = index_settings(None, records[0].profile.get("proof", Proof.SAMPLE), hdr=KEEP)
+    settings = index_settings(None, proof, hdr=KEEP)
     found = SourceList(tuple(source for sources in work for source in sources), (), {})
     files = IndexFiles(scratch, found, settings, samples_per_shard=1, shards=work)
     parts = Job(files, How(workers=workers)).run(blocked=blocked)

@@ -491,6 +491,19 @@ def film(videos, tmp_path):
     return path
 
 
+def test_videos_that_changed_are_proven_again_as_much_as_before(film, tmp_path):
+    proofs = ("all", "none")
+    for proof in proofs:
+        index_videos(film.parent, tmp_path / proof, proof=proof, workers=1)
+    both = str(tmp_path / "both")
+    assert main(["merge", *(str(tmp_path / proof) for proof in proofs), "--prefix", "all,none", "--out", both]) == 0
+    film.touch()
+    assert reindex(both, workers=1).changed
+    dataset = fastvid.open(both)
+    for proof, flags in zip(proofs, (StreamFlag.NONE, StreamFlag.UNCHECKED), strict=True):
+        assert dataset[f"{proof}/film"].info.flags & StreamFlag.UNCHECKED == flags
+
+
 @pytest.fixture
 def bucket(s3, film, videos):
     """The URL of a folder in a store that contains two videos."""
