@@ -390,6 +390,12 @@ class _Part:
         keep = ~every["removed"].to_numpy() | np.repeat(foreign, [shard.samples for shard in generation.shards])
         self.pieces = pieces_of(storage, generation, keep, renaming)
         self.table = _renamed(every.filter(pa.array(keep)), renaming)
+        if numbers and not generation.classes and self.table["label"].null_count < self.table.num_rows:
+            raise UsageError(
+                f"{folder_name(storage.url)} has labels without class names, others have names",
+                file=storage.url,
+                hint="give its labels names with `fastvid relabel --new-classes`",
+            )
         # Drop rows of sources whose samples are dropped: another dataset may have other bytes under the name.
         here, known = set(self.table["source_id"].to_pylist()), ledger_rows(storage, generation)
         rows = (row if is_nameless(row) else renaming.changed(row) for row in known)
@@ -544,12 +550,6 @@ def _classes(parts: Sequence[_Part]) -> tuple[str, ...]:
     every = [name for part in parts for name in part.generation.classes]
     for part in parts:
         url, names = part.storage.url, part.generation.classes
-        if every and not names:
-            raise UsageError(
-                f"{folder_name(url)} has no class names, others have",
-                file=url,
-                hint="give its labels names with `fastvid relabel --new-classes`",
-            )
         if len(set(names)) < len(names):
             raise UsageError("two classes have the same name", file=url, hint="rename one of them")
     return tuple(dict.fromkeys(every))

@@ -131,7 +131,8 @@ def run(
             if how.mine is None:
                 lease.end()  # delete the record of a run that was killed when everything was done
             return work
-        tell_sources(work)
+        if work.found.sources:  # a merge has none
+            tell_sources(work)
         job, blocked = Job(work, how), ledger.read_blocked(storage)
         if work.records is None and storage.exists(DATASET_JSON):
             # If this job was killed after its commit, only its temporary files have to be deleted.

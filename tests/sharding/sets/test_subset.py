@@ -265,13 +265,24 @@ def test_numbers_become_decimals_and_other_types_are_refused(store, other, tmp_p
         merge_datasets([store.url, other.url], tmp_path / "more")
 
 
+def test_samples_without_labels_are_merged_with_those_of_classes(store, clips, tmp_path, caplog):
+    caplog.set_level("INFO")
+    plain = pack(tmp_path / "p", [[("p", clips[0], None)]], classes=())
+    merge_datasets([plain.url, store.url], tmp_path / "out")
+    found = {key: row["label"] for key, row in rows(tmp_path / "out").items()}
+    assert found == {"p": None} | {key: row["label"] for key, row in rows(store.url).items()}
+    assert Dataset(str(tmp_path / "out")).classes == ("left", "right")
+    assert "0 videos" not in caplog.text
+    check(tmp_path / "out")
+
+
 def test_datasets_that_do_not_fit_are_refused(store, other, clips, tmp_path):
     with pytest.raises(UsageError, match="1 dataset to merge"):
         merge_datasets([store.url], tmp_path / "out")
     with pytest.raises(UsageError, match="1 prefixes for 2 datasets"):
         merge_datasets([store.url, other.url], tmp_path / "out", prefixes=["a"])
     plain = pack(tmp_path / "p", [[("p", clips[0], 0)]], classes=())
-    with pytest.raises(UsageError, match="p has no class names"):
+    with pytest.raises(UsageError, match="p has labels without class names"):
         merge_datasets([store.url, plain.url], tmp_path / "out")
     recommit(other, streams=("rgb", "flow"))
     with pytest.raises(UsageError, match="d has the streams rgb, e has rgb,flow"):
