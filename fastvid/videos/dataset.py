@@ -80,7 +80,9 @@ def find_samples(
         named = label is not None and 0 <= label < len(current.classes)
         place = {"key": key, "shard": shard.name, "row": int(row - ends[index] + shard.samples)}
         place |= facts[shard.name].get(key, {}) | {"class": current.classes[label] if named else None}
-        found.append(place | {k: v for k, v in values.items() if v is not None} | {"removed_in": removed_in.get(key)})
+        told, known = ({k: v for k, v in one.items() if v is not None} for one in (values, place))
+        # A table may have a column with one of these names for something else.
+        found.append(place | told | known | {"removed_in": removed_in.get(key)})
     return found
 
 

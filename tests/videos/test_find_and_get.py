@@ -59,7 +59,7 @@ def test_find_by_source_part_and_condition(store, capsys):
 
 def test_find_prints_nothing_that_a_terminal_obeys_and_json_that_every_reader_accepts(tmp_path, videos, capsys):
     made = pack(tmp_path / "set", [[("one", videos.painted("compact").data, 0)]], classes=("a\x1b[2J",))
-    relabel_samples(made, {"one": {"caption": "b\x9b2J\n", "score": float("nan")}})
+    relabel_samples(made, {"one": {"caption": "b\x9b2J\n", "score": float("nan"), "shard": "theirs"}})
     assert main(["find", made.url, "one"]) == 0
     text = capsys.readouterr().out
     assert "a\\x1b[2J" in text
@@ -73,6 +73,7 @@ def test_find_prints_nothing_that_a_terminal_obeys_and_json_that_every_reader_ac
         raise AssertionError(name)
 
     found = json.loads(text, parse_constant=refused)
+    assert found["shard"] == "data-000000"
     assert (found["class"], found["caption"], found["score"]) == ("a\x1b[2J", "b\x9b2J\n", None)
 
 
