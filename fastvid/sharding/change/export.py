@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset, whole_file
-from fastvid.format.schema import EXPORT_RECORD, FLOW, PICTURES, to_parquet
-from fastvid.format.tar import read_members, sample_groups, write_tar
+from fastvid.format.schema import EXPORT_RECORD, FLOW, FOREIGN, PICTURES, to_parquet
+from fastvid.format.tar import TarMember, read_members, sample_groups, write_tar
 from fastvid.runtime import faults
-from fastvid.runtime.names import VIDEO_SUFFIXES
+from fastvid.runtime.names import VIDEO_SUFFIXES, is_video
 from fastvid.runtime.values import check_choice
 from fastvid.sharding.change.repack import Members, map_checked, pieces_of
 from fastvid.sharding.job.members import annotate_members
@@ -151,7 +151,7 @@ def _write_videos(target: Storage, folder: str, number: int, samples: Iterator[M
     """
     files = {}
     for place, (_, members) in enumerate(samples, number):
-        # In another tool's tar the video's suffix may be any; further videos of the sample have longer suffixes.
+        # In another tool's tar the video's suffix may be any; further streams of a sample have longer suffixes.
         videos = [suffix for suffix in members if f".{suffix.lower().rpartition('.')[2]}" in VIDEO_SUFFIXES]
         suffix = min(videos, key=lambda suffix: suffix.count("."))
         name = f"{folder}/{place:06d}.{suffix}"
@@ -202,9 +202,27 @@ def _reader(source: Dataset, shard: int) -> Callable[[int], Mapping[str, bytes]]
         return lambda row: dict([whole_file(opened, row)])
     view = map_checked(source.storage, source.generation.shards[shard])
     groups = {member.offset: members for _, members in sample_groups(read_members(view)) for member in members}
+    is_foreign = source.generation.shards[shard].profile.get("name") == FOREIGN
 
     def read(row: int) -> Mapping[str, bytes]:
-        members = groups[opened.member(row, source.streams[0])[0]]
-        return {member.suffix: bytes(view[member.offset : member.offset + member.size]) for member in members}
+        place = opened.member(row, source.streams[0])[0]
+        members = groups[place]
+        chosen = _of_video(members, place) if is_foreign else {member.suffix: member for member in members}
+        return {suffix: bytes(view[one.offset : one.offset + one.size]) for suffix, one in chosen.items()}
 
     return read
+
+
+def _of_video(members: Sequence[TarMember], place: int) -> dict[str, TarMember]:
+    """Return what belongs to the video at a place of another tool's tar, by suffix, without other videos of its key.
+
+    Of `s0.left.mp4` these are `s0.left.json` instead of `s0.json`, and `s0.txt`, but not `s0.right.json`.
+    """
+    names = {member.offset: member.suffix.rpartition(".")[0] for member in members}
+    videos = {member.offset for member in members if is_video(member.name)} - {place}
+    others = {names[video] for video in videos} - {"", names[place]}
+    found = {}
+    for member in sorted(members, key=lambda member: names[member.offset] == names[place]):  # its own replace others
+        if (name := names[member.offset]) not in others and member.offset not in videos:
+            found[member.suffix.removeprefix(f"{name}.") if name == names[place] else member.suffix] = member
+    return found

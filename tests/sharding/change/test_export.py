@@ -1,6 +1,7 @@
 """Export: tars with current annotations that tools without fastvid read."""
 
 import json
+import tarfile
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +16,7 @@ from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
 from fastvid.storage import LocalStorage, open_storage
 from tests.datasets import make_clip, pack
-from tests.sharding.shardtools import contents, copy_files
+from tests.sharding.shardtools import contents, copy_files, tar_of
 
 # webdataset leaves its files to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")
@@ -112,6 +113,20 @@ def test_datasets_in_object_stores_are_exported_into_them(to, store, s3, tmp_pat
     copy_files(store, open_storage(f"{url}/d"))
     export_samples(f"{url}/d", f"{url}/out", to=to)
     assert contents(open_storage(f"{url}/out")) == contents(LocalStorage(tmp_path / "whole"))
+
+
+def test_each_video_of_a_key_is_exported_by_itself(tmp_path):
+    clips = [make_clip(tmp_path / f"{number}.mp4", frames=3 + number) for number in range(4)]
+    members = [("s0.left.mp4", clips[0]), ("s0.right.mp4", clips[1]), ("s0.txt", "both"), ("s0.right.txt", "right")]
+    tar_of(tmp_path / "tars" / "0.tar", [*members, ("s1.mp4", clips[2]), ("s1.mp4", clips[3])])
+    index_tars([str(tmp_path / "tars")], workers=1)
+    for to in ("wds", "hf"):
+        export_samples(str(tmp_path / "tars"), str(tmp_path / to), to=to)
+    with tarfile.open(tmp_path / "wds" / "data" / "000000.tar") as tar:
+        found = {one.name: tar.extractfile(one).read() for one in tar if not one.name.endswith(".json")}
+    said = {"s0_left.txt": b"both", "s0_right.txt": b"right"}
+    assert found == said | {f"{key}.mp4": clips[n] for n, key in enumerate(("s0_left", "s0_right", "s1"))}
+    assert [(tmp_path / "hf" / "data" / f"00000{n}.mp4").read_bytes() for n in range(3)] == clips[:3]
 
 
 def test_several_labels_go_round_through_other_tools_tars(tmp_path):
