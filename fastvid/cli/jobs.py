@@ -324,11 +324,17 @@ def index(
     """
     check_integers(1, workers=machines.workers)
     is_job = out is not None or machines.part is not None or len(sources) > 1
-    if not is_job and sources and _is_dataset(sources[0]):
-        return _rebuild(sources[0], root, machines.workers)
-    if out is not None and len(sources) == 1 and _lists_others(sources[0]):
-        make_subset(sources[0], out, Selection(where="key is not null"))
-        return _rebuild(out, root, machines.workers)
+    is_again = not is_job and bool(sources) and _is_dataset(sources[0])
+    is_copy = not is_again and out is not None and len(sources) == 1 and _lists_others(sources[0])
+    if (is_again or is_copy) and (labels.annotations or labels.columns or prove):
+        raise UsageError(
+            "a dataset is indexed again with its own annotations, and as much is proven as before",
+            hint="omit --annotations, --columns and --prove; `fastvid relabel` changes annotations",
+        )
+    if is_copy:
+        make_subset(sources[0], str(out), Selection(where="key is not null"))
+    if is_again or is_copy:
+        return _rebuild(sources[0] if out is None else out, root, machines.workers)
     proof, how = prove or Proof.SAMPLE, asdict(machines)
     if any(map(is_lerobot, sources)):
         _check_lerobot(sources, (labels, looking), _EPISODES)

@@ -276,6 +276,14 @@ def test_damaged_packet_tables_are_indexed_again_as_their_hint_says(mine, capsys
         [fastvid.open(out)[sample].frames([0]) for sample in range(len(dataset))]
     assert len(reindex(str(out)).shards) == 1
     assert verify_dataset(str(out), workers=1).problems == []
+    capsys.readouterr()
+    for words in (
+        ["--prove", "all"],
+        ["--annotations", "csv:rows.csv"],
+        ["--prove", "none", "--out", str(mine / "new")],
+    ):
+        assert main(["index", str(out), *words]) == 2
+        assert "indexed again with its own annotations" in capsys.readouterr().err
 
 
 def test_parts_and_several_workers_make_the_same_dataset(mine):
