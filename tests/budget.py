@@ -19,18 +19,18 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_490,
+    "format": 3_488,
     "decode": 2_466,
-    "media": 2_266,
+    "media": 2_270,
     "storage": 1_846,
-    "videos": 788,
-    "sharding": 10_956,
-    "load": 5_852,
-    "train": 6_574,
+    "videos": 794,
+    "sharding": 10_987,
+    "load": 5_866,
+    "train": 6_580,
     "models": 1_057,
-    "cli": 1_450,
+    "cli": 1_460,
     "report": 417,
-    "runtime": 626,
+    "runtime": 627,
     "demo": 366,
     "tune": 537,
     "root": 172,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 50_138
+TESTS: Final = 50_280
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
