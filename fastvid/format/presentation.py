@@ -29,7 +29,7 @@ duration: people and tables write times with two or three decimals."""
 _TICK: Final = struct.Struct("<QQ")
 # With ticks of at most this many seconds, times of a constant rate may be rounded by up to a tick; with longer ticks
 # they are exact.
-_FINE: Final = Fraction(1, 1000)
+FINE: Final = Fraction(1, 1000)
 _EXACT: Final = 1e-6  # ticks by which exact times may differ from a constant rate
 # Seconds by which times and bounds that are meant to be equal may differ.
 _EQUAL: Final = 1e-6
@@ -130,7 +130,7 @@ class Times:
         ticks = pts - pts[0]
         exact = np.arange(len(ticks)) * float(1 / (fps * tick))
         # Times may have been rounded to a longer tick before: all are multiples of it then, as in a remuxed file.
-        rounding = gcd(np.gcd.reduce(ticks), _FINE // tick) if tick <= _FINE else _EXACT
+        rounding = gcd(np.gcd.reduce(ticks), FINE // tick) if tick <= FINE else _EXACT
         return None if (np.abs(ticks - exact) <= rounding).all() else cls.pack(ticks, tick)
 
     def check(self) -> None:

@@ -400,7 +400,7 @@ class ClipLoader(IterableDataset[Batch]):
         rules, plans, decoders = self.spec.rules, self.plans, self._decoders
         for epoch in itertools.count(first):
             order = plans.orders.order(seed, epoch)
-            one_shape = self.spec.output.collate == "stack"
+            one_shape = self.spec.output.collate == "stack" and self.spec.batches is None
             planner = Planner(self.dataset, rules, order, decoders.backend, decoders.join, self._clip_sizes, one_shape)
             yield planner.plans(plans.epoch(seed, epoch), position)
             position = 0

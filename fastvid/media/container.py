@@ -28,6 +28,7 @@ from fastvid.errors import FormatError, SourceError
 from fastvid.format.mp4 import box_places, find_moov, packet_places
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.reasons import Reason
+from fastvid.media.timing import FALLBACK, MOST_CLAIMED
 
 Read = Callable[[int, int], bytes]
 """Returns bytes of a file by offset and size; fewer at its end."""
@@ -152,8 +153,8 @@ class Demuxed:
         self.aspect = fraction(stream.sample_aspect_ratio)  # width of a pixel divided by its height
         # Raw streams have no times: their average rate is only FFmpeg's default, so prefer the guessed one.
         rates = (stream.guessed_rate, stream.average_rate)[:: 1 if container in RAW else -1]
-        # nominal frames per second
-        self.rate = next(filter(None, map(fraction, rates)), Fraction(25)).limit_denominator(100_000)
+        claimed = (rate for rate in map(fraction, rates) if rate and rate <= MOST_CLAIMED)
+        self.rate = next(claimed, FALLBACK).limit_denominator(100_000)  # nominal frames per second
         self._source, self._limits, self._whole = source, limits, whole
         self._ends: dict[int, int] = {}
         self._times: list[int] = []

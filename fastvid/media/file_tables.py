@@ -248,7 +248,7 @@ _NOTED: Final = np.dtype(
 
 def _demuxed(file: FileReader, container: str, limits: Limits, said: Declared) -> Tables:
     """Return the packets that FFmpeg's demuxer finds, reading the file from end to end."""
-    noted, heads, last = list[tuple[Any, ...]](), list[bytes | None](), 1
+    noted, heads, last = list[tuple[Any, ...]](), list[bytes | None](), 0
     with open_demuxer(file, container) as source:
         demuxed = Demuxed(container, source, limits)
         codec = decoded_codec(demuxed.stream)
@@ -271,8 +271,10 @@ def _demuxed(file: FileReader, container: str, limits: Limits, said: Declared) -
     if not table["shown"].any():
         raise SourceError(f"none of the {len(table)} packets shows a frame", reason=Reason.NO_FRAMES)
     rate, time_base = demuxed.rate, demuxed.time_base
-    if time_base.numerator == 1:
-        rate = nearest_rate(_rate(table["pts"], table["shown"], time_base.denominator, last), rate)
+    count = int(np.count_nonzero(table["shown"]))
+    if time_base.numerator == 1 and (last or count > 1):
+        measured = _rate(table["pts"], table["shown"], time_base.denominator, last)
+        rate = nearest_rate(measured, rate, count, time_base)
     columns: dict[str, Any] = {name: np.ascontiguousarray(table[name]) for name in _NOTED.names or ()}
     said = replace(said, colours=(primaries, transfer, matrix, range_))
     known: dict[str, Any] = {"heads": heads, "aspect": demuxed.aspect, "declared": said}

@@ -38,7 +38,7 @@ from fastvid.format.bitstream import can_plan, packet_flags
 from fastvid.format.headers import FieldPairs
 from fastvid.format.mp4 import frame_rate
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
-from fastvid.format.presentation import usual_step
+from fastvid.format.presentation import FINE, usual_step
 from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag, with_padding
 from fastvid.media.container import Demuxed, Read, check_fragments, ffmpeg_message, open_demuxer, video_stream
 from fastvid.media.describe import TONE_MAP, declared, present, with_times
@@ -422,12 +422,17 @@ def _timed(
     if not notes and len(steps) and int(steps.max() - steps.min()) > max(1, last // 100):
         notes = ["variable-rate"]
     # FFmpeg's rate of an MP4 is a mean too, with the duration of the last frame as the muxer happened to write it.
-    return times, rate if played.container == "mov" else nearest_rate(rate, nominal), notes
+    return times, rate if played.container == "mov" else nearest_rate(rate, nominal, len(times), tick), notes
 
 
-def nearest_rate(measured: Fraction, nominal: Fraction) -> Fraction:
-    """Return the nominal rate if it explains the measured one: containers round times to their clock."""
-    return measured if abs(measured - nominal) * 1000 > measured else nominal
+def nearest_rate(measured: Fraction, nominal: Fraction, count: int, tick: Fraction) -> Fraction:
+    """Return the nominal rate if it explains the measured one: containers round times to their clock.
+
+    `count`: frames. `tick`: seconds of the clock; the time of the first frame, that of the last one and its duration
+    are off by up to half of it each.
+    """
+    is_rounded = tick <= FINE and abs(count / measured - count / nominal) <= tick * 3 / 2
+    return nominal if is_rounded or abs(measured - nominal) * 1000 <= measured else measured
 
 
 def _differences(played: Playback, info: StreamInfo, frame: VideoFrame) -> Iterator[str]:

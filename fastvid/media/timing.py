@@ -56,10 +56,10 @@ STANDARD: Final = tuple(
 _SNAP: Final = Fraction(1, 2000)
 # Relative tolerance for short videos: three frames at 60 per second, timed in milliseconds, measure as 60.6.
 _NEAR: Final = Fraction(3, 100)
-_FALLBACK: Final = Fraction(25)  # FFmpeg's assumption for raw streams
+FALLBACK: Final = Fraction(25)  # FFmpeg's assumption for raw streams
 # Ignore higher nominal rates: Matroska and FLV count milliseconds, for which FFmpeg reports a rate of 1000. The rate of
 # a faster camera is measured.
-_MOST_CLAIMED: Final = 300
+MOST_CLAIMED: Final = 300
 # Fraction of the frames that may have the same time as the frame before; more mean a broken clock.
 _MOST_EQUAL: Final = 0.1
 _MOST_ADDED: Final = 2  # maximum ratio of frames after filling holes to frames before
@@ -87,20 +87,20 @@ def choose_timing(
     `time_base`: seconds per tick. `shown`: frames that the source shows; `pts` may have one or two more in streams
     with placeholder packets.
     """
-    rates = [snapped for rate in nominal if rate is not None and 0 < rate <= _MOST_CLAIMED and (snapped := _snap(rate))]
+    rates = [snapped for rate in nominal if rate is not None and 0 < rate <= MOST_CLAIMED and (snapped := _snap(rate))]
     times = np.sort(np.asarray([t for t in pts if t is not None], dtype=np.int64))
     steps = np.diff(times)
     is_unknown = len(times) < 2 or len(times) < len(pts) or times[-1] == times[0]
     if is_unknown or np.count_nonzero(steps == 0) > len(steps) * _MOST_EQUAL:
-        return _forced("counted", rates[0] if rates else _FALLBACK, shown)
+        return _forced("counted", rates[0] if rates else FALLBACK, shown)
     usual = int(np.median(steps))
     jump = max(_JUMP_SECONDS / float(time_base), _JUMP_STEPS * usual)
     if usual and steps.max() > jump:
-        return _forced("counted", _snap(1 / (usual * time_base)) or _FALLBACK, shown)
+        return _forced("counted", _snap(1 / (usual * time_base)) or FALLBACK, shown)
     average = _snap(Fraction(len(times) - 1) / (int(times[-1] - times[0]) * time_base))
     if not average:
         # Less than one frame in a quarter of an hour is a broken clock, too.
-        return _forced("counted", rates[0] if rates else _FALLBACK, shown)
+        return _forced("counted", rates[0] if rates else FALLBACK, shown)
     candidates = list(dict.fromkeys([*rates, *_standard_near(average), average]))
     grids = [(rate, *_grid(times, time_base, rate)) for rate in candidates]
     for _, rate, index in grids:

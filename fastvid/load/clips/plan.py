@@ -240,7 +240,7 @@ class Planner:
         self._set_reads(plan)
         if self.rules.audio is not None:
             self._set_sound(plan, share, self.rules.audio)
-        if self.one_shape and not plan.valid.any() and plan.share.shape is None and self.rules.shape is None:
+        if self.one_shape and not plan.valid.any() and self.rules.shape is None and plan.share.shape is None:
             self._borrow_shape(plan)
         return plan
 

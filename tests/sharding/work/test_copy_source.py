@@ -285,3 +285,13 @@ def test_a_copied_clip_has_the_rate_and_the_times_that_it_has_in_place(made):
         assert other.info.fps == video.info.fps, video.key
         assert other.info.times == video.info.times or None not in (other.info.times, video.info.times), video.key
         assert other.info.seconds(np.arange(LENGTH)) == pytest.approx(video.info.seconds(np.arange(LENGTH)), abs=1e-9)
+
+
+def test_a_few_frames_have_the_rate_that_their_container_claims(tmp_path):
+    """Of one frame, and of a few, times in milliseconds tell another rate, such as 1000 or 30.3 for 30."""
+    for frames, suffix in itertools.product((1, 5), ("mkv", "flv")):
+        make(tmp_path / "films" / f"{suffix}{frames}.{suffix}", *X264, frames=frames, rate="30")
+    index_videos([str(tmp_path / "films")], tmp_path / "index", workers=1)
+    run_job(str(tmp_path / "films"), str(tmp_path / "copy"), profile="copy", workers=1)
+    for kind in ("index", "copy"):
+        assert [video.info.fps for video in fastvid.open(tmp_path / kind)] == [30] * 4, kind
