@@ -24,6 +24,7 @@ from fastvid.sharding.in_place import index_videos, reindex
 from fastvid.sharding.job.estimate import SAMPLED, DryRun, estimate_job
 from fastvid.sharding.job.index import are_own, index_tars, rebuild, restore_dataset
 from fastvid.sharding.job.job import MAX_SECONDS, JobReport, bytes_of, run_job, transcode_dataset
+from fastvid.sharding.job.ledger import whole_name
 from fastvid.sharding.job.lock import Staging
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
 from fastvid.sharding.lerobot.jobs import index_lerobot, new_episodes, shard_lerobot
@@ -486,7 +487,8 @@ def summary(report: JobReport) -> str:
     lines += [f"{count:8}   {reason.value}: {reason.meaning}" for reason, count in sorted(report.rejected.items())]
     lines += [f"{count:8} ignored: {kind}" for kind, count in sorted(report.ignored.items())]
     # Each clip of a file has a row: count the bytes of the file once. Those of a tar or a table are of their videos.
-    files = {row["source_id" if row["path"].endswith((".tar", ".parquet")) else "path"]: row for row in packed}
+    inside = (".tar", ".parquet")
+    files = {whole_name(row["source_id"]) if row["path"].endswith(inside) else row["path"]: row for row in packed}
     bytes_in = sum(row["bytes_in"] or 0 for row in files.values())
     bytes_out = sum(row["bytes_out"] or 0 for row in packed)
     shards = len({row["shard"] for row in packed})

@@ -150,7 +150,7 @@ from fastvid.runtime.values import as_type
 
 sys.setswitchinterval(1e-6)
 make = {make}
-for number in range(1000):
+for number in range(100):
     inner = make_dataclass(f"Inner{{number}}", [(f"f{{n}}", int, 1) for n in range(10)])
     outer = make_dataclass(f"Outer{{number}}", [("a", int, 0), ("b", inner, None), ("c", dict[str, inner], None)])
     start = threading.Barrier(8)
