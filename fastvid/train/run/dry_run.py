@@ -121,10 +121,10 @@ def _cost(config: Config, model: nn.Module, rows: int, micro: int, per_epoch: in
 
 
 def check_files(dataset: Dataset) -> dict[str, int]:
-    """Return the size in bytes of each tar file of a dataset, by name; FormatError if one has another size."""
+    """Return the size in bytes of each shard's tar, or list of videos, by name; FormatError if one has another size."""
     sizes = {}
     for shard in dataset.generation.shards:
-        name = f"{shard.name}.tar"
+        name = shard.data
         sizes[name] = dataset.storage.size(name)
         if sizes[name] != shard.bytes:
             raise FormatError(

@@ -23,6 +23,7 @@ from fastvid.load.order.draws import Permutation
 from fastvid.models import zoo
 from fastvid.runtime.processes import available_cores
 from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.in_place import index_videos
 from fastvid.storage import LocalStorage
 from fastvid.train.config import config as recipes
 from fastvid.train.config.config import OptimConfig, OptimizerName
@@ -274,6 +275,19 @@ def test_a_dry_run_counts_steps_and_detects_missing_files(folder, tmp_path, caps
     tar.write_bytes(tar.read_bytes()[:-512])
     assert fastvid_command([*words, f"data.path={copy}", "--dry-run"]) == 1
     assert tar.name in capsys.readouterr().err
+
+
+def test_videos_in_place_pass_a_dry_run_and_are_trained_on_by_a_sweep(folder, tmp_path, monkeypatch, capsys):
+    labels = tmp_path / "labels.csv"
+    rows = [f"{clip.name},{clip.stem},{'val' if clip.stem == '0' else 'train'}\n" for clip in folder.glob("*.mp4")]
+    labels.write_text("path,label,split\n" + "".join(rows))
+    index_videos(str(folder), tmp_path / "set", annotations=f"csv:{labels}", proof="none", workers=1)
+    config = small.config(tmp_path / "set", tmp_path / "out", global_batch_size=1)
+    monkeypatch.setenv("FASTVID_TOKEN", "0123456789abcdef")
+    assert dry_run.check([config])[0]["shards"] == 1
+    assert launch.start([replace(config, sync="relay")]) == 0
+    assert (tmp_path / "out" / "results.json").exists()
+    assert "next: " not in capsys.readouterr().out  # `fastvid report` and `weights` take no sweeps
 
 
 class Asks(nn.Linear):

@@ -115,8 +115,8 @@ class Partition(Dataset):
 
     def load(self) -> int:
         """Copy all files that training reads to this machine, unless they are on its disks; return their total size."""
-        stems = [self.generation.shards[shard].name for shard in self.shards]
-        names = [f"{stem}.{suffix}" for stem in stems for suffix in ("pkt", "tar")]
+        shards = [self.generation.shards[shard] for shard in self.shards]
+        names = [name for shard in shards for name in (f"{shard.name}.pkt", shard.data)]
         for name in names:
             self.storage.keep(name)
         return sum(self.storage.size(name) for name in names)
