@@ -67,7 +67,7 @@ def start(configs: Sequence[Config], *, as_json: bool = False) -> int:
     if is_first() and (out / strategy.record).exists():
         found = json.loads((out / strategy.record).read_bytes())
         print(json_text(found) if as_json else listing(found), flush=True)  # noqa: T201
-        if not as_json:
+        if not as_json and strategy.record == SUMMARY_FILE:  # a sweep has neither curves nor checkpoints
             print(f"next: `fastvid report {out}`, `fastvid weights {out} --out FILE`")  # noqa: T201
     return code
 
