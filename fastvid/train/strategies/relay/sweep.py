@@ -105,6 +105,11 @@ class Relay(Strategy):
                 "sync 'relay' divides one dataset into partitions, but data.mixture names further datasets",
                 hint="merge them with `fastvid merge`, or use another sync",
             )
+        for name in ("loggers", "callbacks", "checkpoints"):
+            if set(getattr(config.run, name) or ()) - {"jsonl"}:
+                raise UsageError(
+                    f"sync 'relay' does not use run.{name}", hint="leave it out: a sweep writes only to run.out"
+                )
         cls(Member(World(), torch.device("cpu")), **config.sync_options)
 
     @classmethod

@@ -180,6 +180,9 @@ def test_models_with_different_shared_settings_are_refused(folder, monkeypatch):
     for options, message in (({"order": "star"}, "order is 'star'"), ({"hub": "here"}, "expected host:port")):
         with toy.refused(message):
             Relay.check(replace(first, sync_options=options))
+    for name, value in (("loggers", ("jsonl", "wandb")), ("callbacks", ("my:Own",)), ("checkpoints", "s3://b/c")):
+        with toy.refused(f"does not use run.{name}"):
+            Relay.check(replace(first, run=replace(first.run, **{name: value})))
 
 
 def test_a_refused_start_leaves_nothing_and_is_reported_once(folder, tmp_path):
