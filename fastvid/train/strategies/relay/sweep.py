@@ -15,7 +15,7 @@ A sweep's folder, which is the models' ``run.out``:
     sweep.json      number of partitions, generation, and every model's configuration
     metrics.jsonl   one row per visit and per evaluation, in the order of their ends
     tokens/         the newest token of every model, see `TokenStore`
-    weights/        the weights of every model trained to the end, for ``model.weights``
+    weights/        the weights that evaluations use, of every model trained to the end, for ``model.weights``
     results.json    see `results`
 
 A process may be killed at any time: the visits in progress are repeated.
@@ -47,7 +47,7 @@ from fastvid.storage import LocalStorage
 from fastvid.train.config.config import Config, differing, flatten, to_json
 from fastvid.train.loop.strategy import Strategy
 from fastvid.train.ranks import Member, as_worker_error, device_of, meet
-from fastvid.train.records.checkpoint import decode
+from fastvid.train.records.checkpoint import decode, evaluated_weights
 from fastvid.train.records.records import METRICS_FILE, Recorder, shown_number
 from fastvid.train.strategies.link import Address, host_of_job, server_elsewhere
 from fastvid.train.strategies.relay.hub import Hub, SweepRecord, TokenStore
@@ -286,9 +286,8 @@ class _HubProcess:
         for model in self.scheduler.models:
             token = self.token_store.get(model.model)
             if model.status == "over" and token is not None:
-                weights = decode(token, "token")["replica"]["model"]
                 with self.files.create(f"weights/model-{model.model:04d}.pt") as file:
-                    torch.save(weights, file)
+                    torch.save(evaluated_weights(decode(token, "token")), file)
         self.files.write(RESULTS_FILE, f"{json_text(summary, indent=1)}\n".encode())
         log.info("sweep finished\n%s", table(summary))
 

@@ -35,10 +35,12 @@ from tests.train import small
 def sweep():
     models = [
         small.config(
-            {data!r}, "sweep", options={{"width": width}}, optim={{"base_lr": rate, "name": name}},
+            {data!r}, "sweep", options={{"width": width}}, optim={{"base_lr": rate, "name": name, "ema_decay": ema}},
             run={{"seed": width}}, global_batch_size=batch,
         )
-        for width, name, rate, batch in ((8, "sgd", 0.02, 4), (16, "adamw", 0.001, 3), (12, "sgd", 0.05, 5))
+        for width, name, rate, batch, ema in (
+            (8, "sgd", 0.02, 4, None), (16, "adamw", 0.001, 3, 0.9), (12, "sgd", 0.05, 5, None)
+        )
     ]
     return [replace(model, sync="relay") for model in models]
 """
@@ -96,7 +98,8 @@ def check_against_training_alone(folder, out):
         assert token is not None
         assert same(decode(token, "token")["replica"], replica.state_dict())
         weights = torch.load(out / "weights" / f"model-{number:04d}.pt", weights_only=True)
-        assert same(dict(weights), dict(replica.model.state_dict()))
+        with replica.averaged():
+            assert same(dict(weights), dict(replica.model.state_dict()))
 
 
 @pytest.mark.usefixtures("one_thread")
