@@ -178,7 +178,7 @@ class Clips:
 
         Returns the new token; and JSON values: ``samples`` (number in this visit), the mean ``loss`` and the task's
         metrics, ``lr``, ``lineage`` (number and digest of the samples), and if the unit ends an epoch, ``score``
-        (higher is better) and ``eval``. If the loss is not finite, returns an empty token and the ``reason``.
+        (higher is better) and ``eval``. If loss or weights are not finite, returns an empty token and the ``reason``.
         """
         config, device = self.configs[unit.model], self.member.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -192,8 +192,9 @@ class Clips:
                     replica.samples += batch.stop - batch.start
                     lineage.add(unit.epoch, *Lineage.of(batch))
             numbers = {LOSS: 0.0} if sums is None else config.task.row(sums.numbers())
-            if not math.isfinite(numbers[LOSS]):
-                return b"", {"reason": f"loss is {numbers[LOSS]} after {replica.samples} samples"}
+            broken = replica.nonfinite() if math.isfinite(numbers[LOSS]) else [LOSS]
+            if broken:
+                return b"", {"reason": f"{broken[0]} is not finite after {replica.samples} samples"}
             report: dict[str, Any] = {"samples": replica.samples - before, **numbers, "lr": replica.lr}
             report["lineage"] = lineage.state_dict()
             state["visits"].append(unit.partition)

@@ -157,6 +157,17 @@ def test_a_killed_stage_of_another_job_does_not_stop_the_sweep(folder, fault):
     check_against_training_alone(folder, out)
 
 
+def test_a_model_whose_last_step_is_not_finite_fails(folder):
+    first = recipes.load_all(str(folder / "recipe.py"))[0]
+    data = replace(first.data, global_batch_size=TRAIN, last="keep")
+    optim = replace(first.optim, base_lr=1e37, weight_decay=1e4)
+    clips = Clips([replace(first, data=data, optim=optim)], 1, torch.device("cpu"))
+    clips.assign((0,))
+    token, report = clips.visit(Unit(0, 0, 0, ends_epoch=True), None)
+    assert token == b""
+    assert f"is not finite after {TRAIN} samples" in report["reason"]
+
+
 def test_data_errors_are_raised_before_the_first_visit(folder, tmp_path):
     changes = (f"run.out={tmp_path}", "data.split=none", "data.where=nothing > 1")
     wrong = forks.run("fastvid.train", folder / "recipe.py", *changes, folder=folder)
