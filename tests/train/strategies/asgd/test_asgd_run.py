@@ -8,6 +8,7 @@ import torch
 
 from bench.common.ports import reserved_port
 from fastvid.errors import StateError
+from fastvid.models.ghost import use_ghost_norm
 from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.records import records as metrics
 from fastvid.train.strategies.asgd.weights import Weights
@@ -26,14 +27,23 @@ def case(**changes):
     return lab.Case(sync="asgd", **changes)
 
 
+def with_ghost_norm(trainer):
+    use_ghost_norm(trainer.replica.model, 2)
+    config = trainer.config
+    trainer.config = replace(
+        config, data=replace(config.data, group_size=2), model=replace(config.model, ghost_norm=True)
+    )
+
+
 @pytest.mark.parametrize(
     "optim",
     [{"groups": "tsm", "nesterov": True}, {"name": "adam", "clip_norm": 0.5}, {"name": "adagrad"}],
     ids=lambda o: str(o),
 )
-def test_one_rank_trains_like_ddp(tmp_path, optim):
+@pytest.mark.parametrize("setup", [None, with_ghost_norm])
+def test_one_rank_trains_like_ddp(tmp_path, optim, setup):
     """Equal bit for bit: momentum, weight decay, schedule, groups, norm statistics, masked rows, lineage, metrics."""
-    shared = {"optim": optim, "norm": True, "data": {"last": "mask", "bad": (3, 40)}}
+    shared = {"optim": optim, "norm": True, "data": {"last": "mask", "bad": (3, 40)}, "setup": setup}
     runs = {
         name: lab.run(lab.Case(sync=name, options=options, **shared), tmp_path / name, toy.ALONE)
         for name, options in (("ddp", {}), ("asgd", {"push": "gradients", "lease_batches": 2}))
