@@ -142,8 +142,8 @@ class Asgd(Strategy):
 
     def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Generator[Round, None, None]:
         with contextlib.ExitStack() as ends:
+            samples, size = replica.schedule.total // epochs, self._lease_batches * loader.global_batch_size
             if self._serves:
-                samples, size = replica.schedule.total // epochs, self._lease_batches * loader.global_batch_size
                 self.server = server = Server(
                     Weights(self._vector.size, self._rule, self._vector.groups, dtype=self._vector.dtype),
                     Leases(samples, epochs, size),
@@ -163,6 +163,8 @@ class Asgd(Strategy):
             self._lease = client.lease()
             replica.samples = max(replica.samples, client.samples)
             first = epochs if self._lease is None else self._lease.epoch
+            if self._serves and 0 < replica.samples == first * samples:
+                first -= 1  # its checkpoint was saved after the epoch's last batch, and the epoch is still evaluated
             for epoch in range(first, epochs):
                 # A rank without a lease in this epoch yields no batch.
                 yield Round(replica, self._batches(replica, loader, client, epoch), epoch, kept=self._serves)

@@ -59,16 +59,17 @@ def test_one_rank_trains_like_ddp(tmp_path, optim, setup):
         assert (row["staleness_mean"], row["clients"], row["updates"]) == (0, 1, row["step"])
 
 
-def test_a_stopped_run_resumes(tmp_path):
+@pytest.mark.parametrize("steps", [7, 55])
+def test_a_stopped_run_resumes_and_is_evaluated_if_it_was_stopped_after_its_last_step(tmp_path, steps):
     made = case(options=jobs.GRADIENTS, norm=True)
     whole = lab.run(made, tmp_path / "whole", toy.ALONE)
-    stopped = lab.run(made, tmp_path / "again", toy.ALONE, toy.StopAfter(6))
+    stopped = lab.run(made, tmp_path / "again", toy.ALONE, toy.StopAfter(steps - 1))
     assert not stopped["over"]
     state = toy.newest(tmp_path / "again")
-    assert state["replica"]["samples"] == sum(entry["samples"] for entry in state["lineage"]) == 7 * toy.BATCH
+    assert state["replica"]["samples"] == sum(entry["samples"] for entry in state["lineage"]) == steps * toy.BATCH
     again = lab.run(made, tmp_path / "again", toy.ALONE)
     assert again["over"]
-    assert again["lineage"] == whole["lineage"]
+    assert (again["lineage"], again["score"]) == (whole["lineage"], whole["score"])
     assert toy.difference(whole, again) == 0
 
 
