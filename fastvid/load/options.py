@@ -126,7 +126,7 @@ class Workers:
             ("pyav+dali-gpu"), a `Backend`, or "auto": "nvdec" for H.264, HEVC, VP9 and AV1 on a GPU where it is
             available, else "pyav".
         on_error: What to do with a damaged clip: "raise", or `Skip(max_rate)` to mask and count it.
-        show_stats: Show on stderr where the time goes: in place on a terminal, as log lines elsewhere.
+        show_stats: Show on stderr where the time goes: in place on a terminal, elsewhere as a line every 15 s.
         stats_file: JSON Lines file for the same statistics, one line per batch; appended to if it exists.
 
     Raises:

@@ -10,7 +10,6 @@ Does not import torch, because worker processes use these counters too.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 import time
@@ -221,8 +220,6 @@ class LoaderStats:
         return "use more cores (num_threads), or a GPU that decodes"
 
 
-_log = logging.getLogger(__name__)
-
 _TERMINAL_SECONDS: Final = 0.5
 _LOG_SECONDS: Final = 15.0
 _WINDOW_SECONDS: Final = 60.0
@@ -247,7 +244,7 @@ def append_line(path: Path, stats: LoaderStats, epoch: int, position: int, num_s
 
 
 class LiveView:
-    """Shows statistics periodically: three lines redrawn in place on a terminal, log lines elsewhere."""
+    """Shows statistics periodically: three lines redrawn in place on a terminal, one line elsewhere."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
@@ -269,11 +266,9 @@ class LiveView:
         while now - self._marks[0][0] > _WINDOW_SECONDS and len(self._marks) > 2:
             self._marks.popleft()
         lines = self.lines(stats, epoch, position, num_samples)
-        if not self._terminal:
-            _log.info("%s", " | ".join(lines))
-            return
         up = f"\x1b[{len(lines)}F" if self._drawn else ""
-        sys.stderr.write(up + "".join(f"{line}\x1b[K\n" for line in lines))
+        drawn = up + "".join(f"{line}\x1b[K\n" for line in lines)
+        sys.stderr.write(drawn if self._terminal else " | ".join(lines) + "\n")
         sys.stderr.flush()
         self._drawn = True
 
