@@ -346,6 +346,6 @@ def _profile(config: Config) -> Profile:
     """Return the encode profile that the recipe creates its dataset with; "compact" if the recipe does not say."""
     if config.shard is None:
         return get_profile("compact")
-    options = config.shard.options
+    options, profile = config.shard.options, get_profile(config.shard.profile)
     side, crf, gop = (int(options[name]) if name in options else None for name in ("short-side", "crf", "gop"))
-    return get_profile(config.shard.profile).changed(short_side=side, crf=crf, gop=gop, fps=options.get("fps"))
+    return profile.changed(short_side=side, crf=crf, gop=gop, fps=options.get("fps"), hdr=options.get("hdr"))

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from fastvid.errors import StateError, UsageError
 from fastvid.load.batch.batch import Batch
 from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
-from fastvid.train.config.config import DataConfig
+from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.train.config.config import DataConfig, ShardConfig
 from fastvid.train.parts.evaluate import Gathered
-from fastvid.train.run.scoring import add_batch, report, views, with_views
+from fastvid.train.run.scoring import _profile, add_batch, report, views, with_views
 from fastvid.train.tasks.classification import Classification
 from tests.train import toy
 
@@ -117,3 +119,9 @@ def test_views_of_all_streams_are_averaged_in_chunks():
     for row, found in zip((0, 2), predictions, strict=True):
         probabilities = Summing()(video[row], flow[row]).double().softmax(1)
         assert torch.allclose(found, probabilities.mean(0))
+
+
+def test_videos_to_predict_are_encoded_like_the_dataset_of_the_recipe():
+    options = {"short-side": "96", "fps": "10", "hdr": "keep", "audio": "copy"}
+    shard = ShardConfig(sources=("videos",), profile="intra", options=options)
+    assert _profile(SimpleNamespace(shard=shard)) == PROFILES["intra"].changed(short_side=96, fps="10", hdr="keep")
