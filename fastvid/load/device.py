@@ -38,9 +38,9 @@ def resolve(device: str | torch.device) -> torch.device:
         device = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise UsageError(f"device is {device!r}", hint="use 'cuda', 'cuda:1' or 'cpu'") from error
-    if device.type != "cuda":
+    if device.type == "cpu":
         return device
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = torch.cuda.device_count() if device.type == "cuda" and torch.cuda.is_available() else 0
     index = torch.cuda.current_device() if count and str(device) == "cuda" else device.index
     if not count or index >= count:
         hint = "use device='cpu', or run `fastvid doctor` to see what is missing"

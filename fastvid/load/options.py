@@ -16,6 +16,7 @@ from fastvid.runtime.names import meant
 from fastvid.runtime.values import (
     check_channels,
     check_choice,
+    check_integer,
     check_integers,
     check_kind,
     check_seconds,
@@ -74,7 +75,7 @@ class Output:
         _ = self.pixels  # raises an error if std is zero, or dtype or layout is invalid
         check_choice("collate", self.collate, get_args(Collate))
         check_choice("resize", self.resize, get_args(Resize))
-        check_integers(1, flow_stack=self.flow_stack)
+        check_integer("flow_stack", self.flow_stack, 1)
 
     @property
     def pixels(self) -> Pixels:
@@ -147,7 +148,8 @@ class Workers:
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, get_args(Kind))
-        check_integers(1, num_threads=self.num_threads, device_lanes=self.device_lanes, prefetch=self.prefetch)
+        check_integer("prefetch", self.prefetch, 1)
+        check_integers(1, num_threads=self.num_threads, device_lanes=self.device_lanes)
         check_integers(0, num_fetchers=self.num_fetchers)
         check_kind("decoder", self.decoder, str, Backend, use="'auto', 'pyav' or another name")
         check_switches(show_stats=self.show_stats)

@@ -84,7 +84,7 @@ def test_device_of_a_loader_is_that_of_the_thread_that_made_it(cuda):
 
 def test_device_that_torch_does_not_find_is_refused_at_once(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for name in ("cuda", "cuda:0"):
+    for name in ("cuda", "cuda:0", "xpu"):
         with pytest.raises(UsageError, match=f"device '{name}' does not exist: torch finds no CUDA devices"):
             make(FakeDataset(64), device=name)
 

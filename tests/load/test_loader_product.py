@@ -11,7 +11,7 @@ from fastvid.load.after.augment import ColorJitter
 from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.labels import Extras, MultiHot, Text
 from fastvid.load.clip_dataset import ClipDataset, ExactSampler
-from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomResizedCrop
+from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, Native, RandomResizedCrop
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.load.clips.timed_sampling import AtFps, Deltas, Window
 from fastvid.load.clips.views import Views
@@ -222,6 +222,9 @@ def test_other_words_are_answered_with_the_right_one(options, hint):
         (lambda: Workers(num_threads=2.5), "num_threads is 2.5, expected an integer"),
         (lambda: Workers(show_stats="no"), "show_stats is 'no', expected bool"),
         (lambda: Workers(decoder=5), "decoder is 5, expected str or Backend"),
+        (lambda: Segments(None), "num_segments is None, expected an integer"),
+        (lambda: Native(None), "multiple is None, expected an integer"),
+        (lambda: Workers(prefetch=None), "prefetch is None, expected an integer"),
         (lambda: Text(5), "columns of Text is 5"),
         (lambda: MultiHot(5), "column of MultiHot is 5"),
         (lambda: MultiHot("labels", "abc"), "classes of MultiHot are 'abc'"),

@@ -26,9 +26,10 @@ import numpy as np
 
 from fastvid.decode.request import Box
 from fastvid.errors import UsageError
+from fastvid.load.clips.sampling import check_counts
 from fastvid.load.order.draws import BatchDraws, Draws, Purpose
 from fastvid.runtime.arrays import IntArray
-from fastvid.runtime.values import check_bounds, check_integers, check_numbers, check_share, check_switches, is_number
+from fastvid.runtime.values import check_bounds, check_integer, check_numbers, check_share, check_switches, is_number
 
 Size = tuple[int, int]
 """Height and width in pixels."""
@@ -144,7 +145,7 @@ class _Region(Sized):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integers(1, short_side=self.short_side)
+        check_counts(self, "short_side")
         if self.short_side is not None and self.size is None:
             raise UsageError(f"short_side is {self.short_side}, but size is None", hint="give a size, or no short_side")
 
@@ -279,7 +280,7 @@ class MultiScaleCrop(Sized):
         object.__setattr__(self, "scales", check_numbers("scales", self.scales))
         if not self.scales or not all(0 < scale <= 1 for scale in self.scales):
             raise UsageError(f"scales are {self.scales}, expected at least one, each 0 < scale <= 1")
-        check_integers(0, max_distort=self.max_distort)
+        check_integer("max_distort", self.max_distort, 0)
         check_switches(more_fix_crop=self.more_fix_crop)
 
     numbers: ClassVar[int] = 2
@@ -467,7 +468,7 @@ class Resize(_Whole):
         if (self.short_side is None) == (self.size is None):
             told = f"short_side is {self.short_side} and size is {self.size}, expected exactly one of them"
             raise UsageError(told, hint="use Resize(short_side=256), or Resize(size=(256, 340))")
-        check_integers(1, short_side=self.short_side)
+        check_counts(self, "short_side")
         if self.size is not None:
             object.__setattr__(self, "size", check_size(self.size))
 
@@ -520,7 +521,7 @@ class Native(_Whole):
     max_pixels: int | None = None
 
     def __post_init__(self) -> None:
-        check_integers(1, multiple=self.multiple, min_pixels=self.min_pixels, max_pixels=self.max_pixels)
+        check_counts(self, "multiple", "min_pixels", "max_pixels")
         if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
             raise UsageError(f"min_pixels is {self.min_pixels}, expected at most max_pixels = {self.max_pixels}")
 

@@ -193,9 +193,9 @@ def _checked(sampler: Sampler, frames: npt.ArrayLike, video: VideoInfo) -> IntAr
 
 
 def check_counts(owner: object, *names: str) -> None:
-    """Check that fields of a frozen dataclass are integers of at least 1, and make them ints; None passes."""
+    """Check that fields of a frozen dataclass are integers of at least 1, and make them ints; a default None passes."""
     for name in names:
-        if getattr(owner, name) is not None:
+        if getattr(owner, name) is not None or getattr(type(owner), name, 0) is not None:
             object.__setattr__(owner, name, check_integer(name, getattr(owner, name), 1))
 
 

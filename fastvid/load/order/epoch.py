@@ -65,7 +65,7 @@ class BlockShuffle:
     window: int = 16_384
 
     def __post_init__(self) -> None:
-        check_integers(1, window=self.window)
+        check_integer("window", self.window, 1)
 
 
 class BlockOrder:
