@@ -143,7 +143,7 @@ class DataConfig:
         flow_stack: Flow fields per frame.
         global_batch_size: Clips per step over all ranks, whatever the world size.
         eval_batch_size: Clips per evaluation batch over all ranks.
-        last: Samples left at the end of an epoch: "drop", "mask" or "keep", see `fastvid.Workers`.
+        last: Samples left at the end of an epoch: "drop", "mask" or "keep", see `fastvid.Order`.
         generation: Number or tag of the generation (version) of the dataset; None is the current one. A run keeps the
             generation it started with, even if the tag moves.
         decoder: Name of a decoder back-end, ``module:name`` of one's own, or "auto".

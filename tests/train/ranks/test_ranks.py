@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -47,6 +48,8 @@ def test_an_elastic_worker_without_the_variable_fails_with_the_line_to_add(comma
     with contextlib.nullcontext() if safe else pytest.raises(UsageError) as error:
         check_rendezvous(environment, command.split())
     assert safe or LINE in (error.value.hint or "")
+    (told,) = re.findall(r"stops with `(.*)`", (forks.ROOT / "docs" / "troubleshooting.md").read_text())
+    assert safe or told in error.value.message
 
 
 def test_node_range_and_variable_are_detected_under_torchrun(tmp_path):
