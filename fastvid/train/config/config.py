@@ -212,7 +212,7 @@ class RunConfig:
         if "://" in self.out:
             raise UsageError(f"run.out is {self.out!r}, expected a local folder")
         at_least(1, self, "epochs", "log_every_steps", "eval_every_epochs", "keep_checkpoints", "timeout_s")
-        at_least(0, self, "seed", "checkpoint_every_s")
+        at_least(0, self, "seed", "checkpoint_every_s", "peak_tflops")
         at_least(1, self, "micro_batch_size")
         each_of_or_own(self, "loggers", LoggerName)
         each_of_or_own(self, "callbacks", None)

@@ -85,6 +85,7 @@ def test_clips_of_different_shapes_are_refused_by_name(config, name):
         ("run.epochs=1.5", "run.epochs is '1.5', expected a whole number"),
         ("run.epochs=0", "run.epochs is 0, expected at least 1"),
         ("run.epochs=none", "expected a whole number"),
+        ("run.peak_tflops=-1", "run.peak_tflops is -1.0, expected at least 0"),
         ("run.resume=yes", "expected true or false"),
         ("optim.beta2=1", "optim.beta2 is 1.0, expected 0 <= x < 1"),
         ("optim.nesterov=true optim.momentum=0", "optim.nesterov is set, but optim.momentum is 0"),

@@ -93,6 +93,7 @@ def test_wrong_options_of_any_strategy_are_named():
         ("asgd", {"shards": 2, "bound": 1}, "no option 'bound', 'shards'", "use one of push"),
         ("asgd", {"push": "deltas"}, "push is 'deltas'", "use one of gradients"),
         ("asgd", {"lease_batches": 0}, "lease_batches is 0", ""),
+        ("asgd", {"timeout_s": 0.0}, "timeout_s is 0.0, expected at least 1", ""),
         ("asgd", {"server": "nowhere"}, "expected host:port", ""),
         ("asgd", {"port": 70_000}, "port is 70000, expected 0 to 65535", ""),
         ("asgd", {"batch": "schedule"}, "no option 'batch'", ""),

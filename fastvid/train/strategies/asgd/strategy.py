@@ -119,7 +119,7 @@ class Asgd(Strategy):
         timeout_s: float = 60.0,
     ) -> None:
         check_choice("sync option push", push, ("gradients",))
-        check_least(1, **{"sync option lease_batches": lease_batches})
+        check_least(1, **{"sync option lease_batches": lease_batches, "sync option timeout_s": timeout_s})
         super().__init__(member)
         self._warm_up, self._lease_batches = warm_up, lease_batches
         self._elsewhere = server_elsewhere("server", server, port)
