@@ -21,14 +21,14 @@ REPOSITORY = Path(__file__).parents[1]
 BUDGET: Final[dict[str, int]] = {
     "format": 3_488,
     "decode": 2_466,
-    "media": 2_270,
+    "media": 2_275,
     "storage": 1_846,
     "videos": 794,
     "sharding": 10_987,
-    "load": 5_866,
-    "train": 6_580,
+    "load": 5_865,
+    "train": 6_587,
     "models": 1_057,
-    "cli": 1_460,
+    "cli": 1_462,
     "report": 417,
     "runtime": 627,
     "demo": 366,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 50_280
+TESTS: Final = 50_346
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
