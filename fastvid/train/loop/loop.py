@@ -88,7 +88,7 @@ class Stepper:
         if clip_norm is not None:
             replica.scaler.unscale_(replica.optimizer)
             norm = nn.utils.clip_grad_norm_(replica.model.parameters(), clip_norm)
-        if self.config.model.ghost_norm:  # before the step, in which a client of asgd pushes the statistics too
+        if self.config.model.ghost_norm:  # before the step, in which a strategy may send the statistics too
             ghost.update_running_stats(replica.model, scale * batch.num_rows / (batch.stop - batch.start))
         replica.scaler.step(replica.optimizer)
         replica.scaler.update()

@@ -216,6 +216,9 @@ def prepare(configs: Sequence[Config], relay: Relay, processes: int) -> tuple[di
     """
     path = Path(configs[0].run.out) / SWEEP_FILE
     before = json.loads(path.read_text()) if path.exists() else None
+    if before is not None and not configs[0].run.resume:
+        hint = "choose another run.out, or set run.resume=true"
+        raise UsageError("run.out already contains a sweep", file=path, hint=hint)
     generation = configs[0].data.generation
     if not isinstance(generation, int):
         generation = (

@@ -133,6 +133,14 @@ def test_results_contain_scores_losses_and_bytes(folder, found):
     assert len([row for row in rows if row["kind"] == "eval"]) >= MODELS * EPOCHS
 
 
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_a_folder_with_a_sweep_is_refused_if_nothing_may_be_resumed(folder, found, words):
+    changes = (f"run.out={folder / 'out'}", "run.resume=false", *words)
+    wrong = forks.run("fastvid.train", folder / "recipe.py", *changes, folder=folder)
+    assert wrong.returncode == 2
+    assert "already contains a sweep" in wrong.stderr
+
+
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("fault", soak_but(["visit:2", "visited:2"], "visited:2"))
 def test_a_killed_stage_of_another_job_does_not_stop_the_sweep(folder, fault):
