@@ -118,6 +118,8 @@ def test_times_are_kept_as_they_are_unless_a_rate_explains_them(steps, first):
 def test_a_coarse_clock_must_agree_with_the_rate_exactly():
     rounded = np.array([0, 33, 67, 100, 133])
     assert Times.of(rounded, MS, Fraction(30)) is None
+    assert Times.of(8 * rounded, MS / 8, Fraction(30)) is None  # in a remuxed file, whose clock is finer
+    assert Times.of(8 * rounded + [0, 0, 1, 0, 0], MS / 8, Fraction(30)) is not None
     coarse = Times.of(np.array([0, 3, 7, 10, 13]), Fraction(1, 100), Fraction(30))
     assert coarse is not None
     assert coarse.ticks().tolist() == [0, 3, 7, 10, 13]
@@ -133,6 +135,7 @@ def test_a_coarse_clock_must_agree_with_the_rate_exactly():
         (struct.pack("<QQ", 0, 1000) + zlib.compress(bytes(16)), 3, "have no clock"),
         (struct.pack("<QQ", 1, 0) + zlib.compress(bytes(16)), 3, "have no clock"),
         (struct.pack("<QQ", 1, 1000) + zlib.compress(bytes(16)), 3, "not ascending"),
+        (struct.pack("<QQ", 1, 1000) + zlib.compress(struct.pack("<qq", 5, -3)), 3, "not ascending"),
         (struct.pack("<QQ", 1, 1000) + zlib.compress(struct.pack("<q", 9)), 3, "2 times, or not"),
         (struct.pack("<QQ", 1, 1000) + zlib.compress(struct.pack("<q", 9) * 10**6), 3, "cannot be read"),
     ],

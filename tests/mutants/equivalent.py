@@ -116,6 +116,13 @@ EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
         ),
     ),
     "fastvid/runtime/values.py": (
+        (
+            'return f"{number:.0f} {unit}" if unit == "B" else f"{number:.3g} {unit}" if number < 100 else '
+            'f"{number:.0f} {unit}"',
+            'return f"{number:.0f} {unit}" if unit == "B" else f"{number:.3g} {unit}" if number < 101 else '
+            'f"{number:.0f} {unit}"',
+            "three digits of a number from 100 to 101 are its whole part",
+        ),
         ("_BLOCK: Final = 1 << 24", "_BLOCK: Final = 2 << 24", _PIECES),
         ("_BLOCK: Final = 1 << 24", "_BLOCK: Final = 1 + 24", _PIECES),
         ("_BLOCK: Final = 1 << 24", "_BLOCK: Final = 1 ^ 24", _PIECES),

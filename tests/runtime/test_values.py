@@ -46,7 +46,9 @@ def test_numbers_below_the_minimum_are_refused_by_name():
 
 
 def test_numbers_beyond_their_limits_are_refused_with_these():
-    assert values.check_integer("crf", np.int8(7), 0, 51) == 7
+    assert [values.check_integer("crf", np.int8(one), 0, 51) for one in (0, 7, 51)] == [0, 7, 51]
+    assert "folder is 3, expected a path" in refusal(values.path_text, "folder", 3)
+    assert [values.path_text("folder", one) for one in ("a", Path("a"))] == ["a", "a"]
     assert refusal(values.check_integer, "crf", 52, 0, 51) == "crf is 52, expected 0 to 51"
     assert refusal(values.check_integer, "crf", -1, 0, 51) == "crf is -1, expected 0 to 51"
     assert "expected at least 1" in refusal(values.check_integer, "prefetch", 0, 1)
