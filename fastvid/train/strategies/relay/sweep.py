@@ -105,8 +105,10 @@ class Relay(Strategy):
                 "sync 'relay' divides one dataset into partitions, but data.mixture names further datasets",
                 hint="merge them with `fastvid merge`, or use another sync",
             )
-        for name in ("loggers", "callbacks", "checkpoints"):
-            if set(getattr(config.run, name) or ()) - {"jsonl"}:
+        run = config.run
+        others = {"loggers": {*run.loggers} - {"jsonl"}, "callbacks": run.callbacks, "checkpoints": run.checkpoints}
+        for name, value in others.items():
+            if value:
                 raise UsageError(
                     f"sync 'relay' does not use run.{name}", hint="leave it out: a sweep writes only to run.out"
                 )
