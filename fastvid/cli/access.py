@@ -67,7 +67,7 @@ def get(
     Args:
         dataset (DIR): Folder or URL of the dataset.
         key (KEY): Key of the sample.
-        out (-o FILE): File to write; - is stdout.
+        out (-o FILE): File to write; - is stdout. One in .png, .html or .m4a gets what `Video.save` writes there.
         seconds (START:STOP): An MP4 of the frames shown between these seconds, encoded again.
         frame (N): One frame: PNG, or JPEG if FILE ends in .jpg.
         sheet: A contact sheet as PNG.
@@ -83,7 +83,8 @@ def get(
         suffix = ".png" if out == "-" else Path(out).suffix.lower()
         data = encode_still(video.frames([frame]).data[0], suffix)
     else:
-        data = video.file(".png" if sheet else ".m4a") if sheet or audio else _whole(video, Path(out).suffix.lower())
+        kind = ".png" if sheet else ".m4a" if audio else Path(out).suffix.lower()
+        data = video.file(kind) if kind in (".png", ".html", ".m4a") else _whole(video, kind)
     if out == "-":
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()

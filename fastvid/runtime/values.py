@@ -181,7 +181,7 @@ def _fits(value: object, hint: Any) -> bool:
         return any(_fits(value, one) for one in inner)
     if kind is tuple:
         return isinstance(value, (tuple, list)) and all(_fits(one, inner[0]) for one in value)
-    return kind not in EXPECTED or isinstance(value, _NUMBERS.get(kind, kind))
+    return kind not in EXPECTED or (isinstance(value, _NUMBERS.get(kind, kind)) and value == value)  # not NaN
 
 
 def check_seconds(**values: float) -> None:

@@ -119,8 +119,9 @@ def test_get_frame_is_the_one_asked_for(store, tmp_path, suffix):
     assert numbers(target.read_bytes()) == [37]
 
 
-def test_get_sheet_is_a_picture(store, tmp_path):
-    assert main(["get", store.url, "compact", "--sheet", "-o", str(tmp_path / "s.png")]) == 0
+@pytest.mark.parametrize("options", [["--sheet"], []])
+def test_get_sheet_is_a_picture(store, tmp_path, options):
+    assert main(["get", store.url, "compact", *options, "-o", str(tmp_path / "s.png")]) == 0
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
 
 

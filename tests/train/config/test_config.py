@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,7 @@ def test_values_of_a_recipe_are_among_those_of_their_type(config):
         ("run.epochs", 1.5, "a whole number", ""),
         ("optim.no_decay", "tokens", "a tuple", "write ('tokens',)"),
         ("optim.clip_norm", "1", "a number or none", ""),
+        ("optim.clip_norm", math.nan, "a number or none", ""),
         ("data.spatial", CenterCrop(4), "a tuple", "write (CenterCrop("),
         ("model.options", None, "a mapping", ""),
         ("model.compile", "no", "true or false", ""),
