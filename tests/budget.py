@@ -26,7 +26,7 @@ BUDGET: Final[dict[str, int]] = {
     "videos": 794,
     "sharding": 10_987,
     "load": 5_865,
-    "train": 6_592,
+    "train": 6_595,
     "models": 1_057,
     "cli": 1_463,
     "report": 417,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 50_369
+TESTS: Final = 50_377
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -12,6 +12,7 @@ import contextlib
 import io
 import json
 import logging
+import re
 import resource
 import sys
 import time
@@ -80,8 +81,8 @@ class Exposure:
         return seconds
 
 
-# Dense 16-bit matrix throughput in TFLOP/s by substring of the device name, first match wins. From NVIDIA's data
-# sheets, whose figures with sparsity are twice as high.
+# Dense 16-bit matrix throughput in TFLOP/s by what a word of the device's name ends in, first match wins. From NVIDIA's
+# data sheets, whose figures with sparsity are twice as high.
 PEAKS: Final = (
     ("B200", 2250.0),
     ("H200", 989.0),
@@ -89,6 +90,7 @@ PEAKS: Final = (
     ("H100", 989.0),
     ("A100", 312.0),
     ("L40S", 362.0),
+    ("L40", 181.0),
     ("L4", 121.0),
     ("A10", 125.0),
     ("V100", 125.0),
@@ -104,8 +106,7 @@ class Telemetry:
         self.flops_per_clip = clip_flops(config, model) if member.leads else None
         self.peak = config.run.peak_tflops
         if not self.peak and self.device.type == "cuda" and config.run.amp != "off":
-            name = torch.cuda.get_device_name(self.device)
-            self.peak = next((peak for part, peak in PEAKS if part in name), None)
+            self.peak = peak_tflops(torch.cuda.get_device_name(self.device))
 
     def numbers(self, speed: Mapping[str, float], seconds: float, exposed_s: float | None) -> dict[str, Any]:
         """Return the columns for the steps since the last row.
@@ -126,6 +127,11 @@ class Telemetry:
             if self.peak:
                 row["mfu_percent"] = 100 * tflops / self.peak
         return row
+
+
+def peak_tflops(device: str) -> float | None:
+    """Return the 16-bit peak of a device by its name, such as "NVIDIA L4"; None if it is not known."""
+    return next((peak for part, peak in PEAKS if re.search(rf"{part}\b", device)), None)
 
 
 def clip_flops(config: Config, model: nn.Module) -> int | None:

@@ -140,6 +140,14 @@ def test_speed_is_per_rank_and_against_the_peak(tmp_path):
     assert found["mfu_percent"] == 40.0
     assert found["exposed_percent"] == 5.0
     assert found["memory_gib"] > 0
+    peaks = {
+        "NVIDIA H100 80GB HBM3": 989,
+        "NVIDIA GH200 480GB": 989,
+        "NVIDIA L4": 121,
+        "NVIDIA L40": 181,
+        "NVIDIA A10G": None,
+    }
+    assert {device: metrics.peak_tflops(device) for device in peaks} == peaks
 
 
 def test_exposed_time_starts_after_the_last_gradient(monkeypatch):
