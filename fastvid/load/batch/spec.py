@@ -144,7 +144,7 @@ class Spec:
             if _plain(theirs.get(part)) != own.get(part):
                 raise StateError(
                     f"state was saved with another {part}: {theirs.get(part)}, this loader has {own.get(part)}",
-                    hint="create the loader with the same arguments and data, or start at the beginning of an epoch",
+                    hint="use the same arguments and data, as of `fastvid.open(DIR, generation=N)`, or begin an epoch",
                 )
         return seed, epoch, position
 
