@@ -22,7 +22,7 @@ from fastvid.runtime.progress import Progress
 from fastvid.runtime.values import check_integers, count, duration, json_text, padded, percent, size, text_width, things
 from fastvid.sharding.change.takedown import Receipt, audit_removals
 from fastvid.sharding.job.status import FolderStatus, PartStatus, UnfinishedJob, read_status
-from fastvid.sharding.page.summary import ClassCount, Summary, Totals, describe, summarize
+from fastvid.sharding.page.summary import UNLABELLED, ClassCount, Summary, Totals, describe, summarize
 from fastvid.sharding.verify.verify import VerifyReport, repair_sidecars, verify_dataset
 from fastvid.storage import open_storage
 
@@ -115,8 +115,8 @@ def _columns(summary: Summary, width: int) -> list[str]:
 
 
 def _classes(classes: tuple[ClassCount, ...], top: int, width: int) -> list[str]:
-    counts = [c.count for c in classes]
-    line = f"{count(len(classes))}, with {min(counts)} to {max(counts)} samples, median {np.median(counts):.0f}"
+    counts = [c.count for c in classes if c.name != UNLABELLED]
+    line = f"{count(len(counts))}, with {min(counts)} to {max(counts)} samples, median {np.median(counts):.0f}"
     shown = classes[:top]
     names = [visible(c.name) for c in shown]
     column = min(max(map(text_width, names)), 32)
@@ -125,7 +125,7 @@ def _classes(classes: tuple[ClassCount, ...], top: int, width: int) -> list[str]
     lines = [_row("classes", line)]
     for name, c in zip(names, shown, strict=True):
         short = name if text_width(name) <= column else _shortened(name, column)
-        bar = _bar(c.count / max(counts), room)
+        bar = _bar(c.count / max(one.count for one in classes), room)
         lines.append(
             " " * _NAME + f"{padded(short, column)} {bar} {count(c.count)}, {duration(c.seconds)}{_by_split(c)}"
         )
@@ -141,7 +141,7 @@ def _shortened(name: str, width: int) -> str:
 
 
 def _by_split(c: ClassCount) -> str:
-    if len(c.splits) < 2:
+    if not c.splits:
         return ""
     return visible(" (" + ", ".join(f"{name} {count(total.samples)}" for name, total in c.splits.items()) + ")")
 

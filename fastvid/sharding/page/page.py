@@ -27,7 +27,7 @@ from fastvid.report.page import Markup, Section, asset, card, definitions, docum
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.progress import Progress
 from fastvid.runtime.values import count, duration, percent, size, things
-from fastvid.sharding.page.summary import ClassCount, Summary, Total, Totals, describe
+from fastvid.sharding.page.summary import UNLABELLED, ClassCount, Summary, Total, Totals, describe
 from fastvid.videos.pictures import encode_picture, spread
 from fastvid.videos.video import decode_frames
 
@@ -159,11 +159,11 @@ def classes_section(summary: Summary, sheet: ContactSheet) -> Section:
     order = list(next(iter(summary.splits.values()), ()))
     used = [c for c in summary.class_counts if c.count]
     unused = [c for c in summary.class_counts if not c.count]
-    counts = [c.count for c in used]
-    most = max(counts)
-    spread = f"{count(min(counts))} to {count(most)} samples, median {np.median(counts):.0f}"
-    each = f"{things(most, 'sample')} each" if min(counts) == most else spread
-    lead = f"{count(len(used))} {'class' if len(used) == 1 else 'classes'}, {each}."
+    counts = [c.count for c in used if c.name != UNLABELLED]
+    most = max(c.count for c in used)
+    spread = f"{count(min(counts))} to {count(max(counts))} samples, median {np.median(counts):.0f}"
+    each = f"{things(max(counts), 'sample')} each" if min(counts) == max(counts) else spread
+    lead = f"{count(len(counts))} {'class' if len(counts) == 1 else 'classes'}, {each}."
     if len(used) > _SHOWN_CLASSES:
         lead += f" The {count(_SHOWN_CLASSES)} largest are listed."
     rows = "".join(_class_row(c, most, order, sheet) for c in used[:_SHOWN_CLASSES])
