@@ -527,10 +527,9 @@ def _by_rows(found: Sequence[SourceFile], rows: Sequence[AnnotationRow], ignored
         before, *others = group
         for source in others:
             if (before.label, before.columns) != (source.label, source.columns):
-                raise UsageError(
-                    f"source {encode_name(name)!r} has two annotations: {before.label!r} {dict(before.columns)!r} and"
-                    f" {source.label!r} {dict(source.columns)!r}"
-                )
+                both = f"{before.label!r} {dict(before.columns)!r} and {source.label!r} {dict(source.columns)!r}"
+                hint = "leave one; if the rows are clips, name their times: --columns start=COLUMN,end=COLUMN"
+                raise UsageError(f"source {encode_name(name)!r} has two annotations: {both}", hint=hint)
         yield others[-1] if others else before
     unused = [file.id for file in found if file.path not in used]
     ignored += Counter({told_names("video without annotation", unused): len(unused)})  # drops zero counts

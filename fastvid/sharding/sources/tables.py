@@ -84,7 +84,7 @@ class Columns:
         rows = made if isinstance(made, Spool) else Spool(made)
         absent = next((name for name in missing if name not in self.optional), None)
         if absent is not None and rows:
-            known = ", ".join(map(str, dict.fromkeys(name for _, row in rows[:100] for name in row)))
+            known = ", ".join(dict.fromkeys(str(self.source_of(name)) for _, row in rows[:100] for name in row))
             raise UsageError(f"table has no column {missing[absent]!r}", hint=f"name one of its columns {known}")
         return rows
 

@@ -265,7 +265,7 @@ REFUSED = {
                 None, "different lengths: start 1, end 2", {"row": 2}),
     "unequal-caption": ("json", '[{"path": "a", "start": [0, 1], "end": [1, 2], "caption": ["one"]}]', None,
                         "different lengths", {"row": 1}),
-    "no-column": ("csv", "path,label\na,b\n", "caption=text", "table has no column 'text'", {}),
+    "no-column": ("csv", "path,is\na,b\n", "label=is,caption=text", "(?s)table has no column 'text'.*path, is$", {}),
     "no-path": ("jsonl", '{"video": "a"}', None, "table has no column path", {}),
     "taken": ("csv", "path,caption,text\na,b,c\n", "caption=text", "column 'caption' exists", {"row": 2}),
     "mapping": ("csv", "path\na\n", "caption", "invalid column 'caption'", {}),

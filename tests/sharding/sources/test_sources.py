@@ -139,7 +139,7 @@ def test_annotation_rows_are_sources_and_missing_files_are_reported(tmp_path):
     assert found.ignored == {"video without annotation (extra.mp4)": 1}
     # Equal rows are one, others contradict each other.
     assert len(find_sources([str(tmp_path)], rows(*listed, listed[0])).sources) == 3
-    with pytest.raises(UsageError, match="has two annotations"):
+    with pytest.raises(UsageError, match=r"(?s)has two annotations.*--columns start=COLUMN,end=COLUMN"):
         find_sources([str(tmp_path)], rows(*listed, AnnotationRow("run/a.mp4", "jump")))
 
 
