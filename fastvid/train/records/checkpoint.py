@@ -231,7 +231,7 @@ class Checkpoints:
         """
         match = _NAME.fullmatch(name)
         if match is None:
-            raise FormatError("file name is not checkpoint-SAMPLES-SHA256.pt", file=name)
+            raise FormatError("file name is not checkpoint-SAMPLES-SHA256.pt or best", file=name)
         data = self.storage.read(name)
         if sha256(data)[:_DIGITS] != match[2]:
             raise FormatError("checkpoint does not match its checksum", file=f"{self.storage.url}/{name}")

@@ -169,7 +169,7 @@ def test_other_files_are_no_checkpoints(tmp_path):
     assert checkpoints.newest_samples() == newest(checkpoints) == 16
     assert all((tmp_path / name).read_bytes() == b"mine" for name in others)
     for name in others:
-        with pytest.raises(FormatError, match="file name is not checkpoint-SAMPLES"):
+        with pytest.raises(FormatError, match=r"file name is not checkpoint-SAMPLES-SHA256\.pt or best"):
             checkpoints.read(name)
 
 
