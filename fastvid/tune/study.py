@@ -188,7 +188,7 @@ def study(
         encoded, refused = _encode_all(drawn, chosen, place, workers)
         common = [source for source in sample if all(source.id in one.keys for one in encoded)]
         if not encoded or not common:
-            raise UsageError("no profile accepts any video of the sample", hint="; ".join(refused.values()) or None)
+            raise UsageError("no profile accepts any video", hint="; ".join(dict.fromkeys(refused.values())) or None)
         corpora = [
             Corpus(one.folder, sampling, _VISITS, seed, CROP, _SHORT_SIDE, tuple(one.keys[s.id] for s in common))
             for one in encoded
@@ -227,7 +227,7 @@ def _encode_all(
         try:
             one = _encode(sample, profile, place / profile.name, workers)
         except (JobError, MissingDependency) as error:
-            refused[profile.name] = str(error)
+            refused[profile.name] = error.message if isinstance(error, JobError) else str(error)
             continue
         if len(one.keys) * 2 < len(sample.sources):
             # Profiles are compared on the videos that all of them accept; with this profile they would be too few.
