@@ -62,7 +62,8 @@ class ClipDataset(MapStyle[ClipRow]):
 
     For code that has a DataLoader of its own; `ClipLoader` needs none and starts sooner. With an `ExactSampler` the
     clips are those of a `ClipLoader`, bit for bit. An integer index is a position of an unshuffled epoch, whose number
-    `set_epoch` sets; a negative one counts from the end.
+    `set_epoch` sets: unless it is called, other samplers yield the same frames and crops in every epoch. A negative
+    index counts from the end.
 
     A DataLoader asks for a whole batch in one call, which is planned at once, reads remote storage concurrently, and
     decodes a sample's packets once for all its clips. Its default ``collate_fn`` makes a `Batch`. It works in worker
