@@ -261,7 +261,7 @@ def add(
     if is_dry:
         print(f"{done.new:8} to encode")
     if done.known or done.report.part is None:
-        print(f"{done.known:8} already known")
+        print(f"{done.known:8} already known{' (`fastvid relabel` changes annotations)' * bool(annotations)}")
     removed = f"{'to be ' * is_dry}removed, because they left the list"
     for names, what in ((done.changed, "changed since"), (done.gone, removed)):
         if names:

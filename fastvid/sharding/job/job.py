@@ -374,9 +374,10 @@ def finished_ledger(storage: Storage, identity: Mapping[str, Any], found: Source
                 _LOG.warning("since then %s; %s", told, takes)
             return table
         name = changes[0][0]
-        of_sources = all(one.startswith(("sources.", "annotations.")) for one, _, _ in changes)
-        if of_sources and (told := str(_since(table, found))):
-            name, hint = f"its sources: since then {told}", takes
+        if all(one.startswith(("sources.", "annotations.")) for one, _, _ in changes):
+            told = str(_since(table, found))
+            name = f"its sources: since then {told}" if told else "its annotations"
+            hint = takes if told else "`fastvid relabel DIR --annotations FORMAT:FILE` takes what changed in them"
     raise UsageError(f"the folder contains a dataset made by a job that differs in {name}", file=storage.url, hint=hint)
 
 
