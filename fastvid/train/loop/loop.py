@@ -182,8 +182,7 @@ class Trainer:
 
         Returns whether the run is finished; False if it was stopped early, after saving a checkpoint.
         """
-        devices = [self.member.device] if self.member.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng([self.member.device] if self.member.device.type == "cuda" else []):
             try:
                 finished = self._fit()
             except Interrupted as error:
@@ -220,7 +219,8 @@ class Trainer:
                     if (stopping or saving) and self._save(replica) and stopping:
                         self._wait_for_checkpoint()
                         return False
-                self._save(replica)
+                if self._save(replica) and self._steps // self._log_every > self._logged:
+                    self._log(replica, part.epoch, None)  # replicas have not agreed since, as in short epochs
                 done = part.epoch + 1
                 due = part.kept and (done % run.eval_every_epochs == 0 or done == run.epochs)
                 if self.eval_data is not None and due:
@@ -302,8 +302,7 @@ class Trainer:
             **self._telemetry.numbers(speed, seconds, None if self._exposure is None else self._exposure.take()),
             **self.strategy.numbers(),
         }
-        self._sums = None
-        self._delivered = 0
+        self._sums, self._delivered = None, 0
         self._watch.start()
         self._logged = self._steps // self._log_every
         self.recorder.write("train", **row)

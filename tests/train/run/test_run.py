@@ -68,8 +68,7 @@ def test_a_run_of_two_ranks_writes_all_its_files(folder, undisturbed):
     assert summary["world_size"] == 2
     assert summary["eval"]["scored"] == summary["eval"]["total"] == HELD_OUT
     config = json.loads((undisturbed / "config.json").read_text())
-    assert config["data"]["generation"] == 1
-    assert config["model"]["num_classes"] == 2
+    assert (config["data"]["generation"], config["model"]["num_classes"]) == (1, 2)
     rows = metrics.read(undisturbed / "metrics.jsonl")
     train = metrics.curve(rows)
     assert [row["samples"] for row in train] == list(range(4, 2 * TRAIN + 1, 4))
@@ -359,11 +358,12 @@ def test_another_machine_resumes_from_checkpoints_in_an_object_store(folder, s3)
     assert Checkpoints(store).newest_samples() == 2 * TRAIN
 
 
-def test_labels_can_come_from_another_column(folder):
+def test_labels_can_come_from_another_column_and_an_epoch_without_an_average_has_a_row_of_metrics(folder):
     changes = [f"run.out={folder / 'picture'}", "data.label=picture", "model.num_classes=4", "run.epochs=1"]
-    changes += ["model.channels_last=true", "run.amp=bf16", "run.micro_batch_size=3"]
+    changes += ["model.channels_last=true", "run.amp=bf16", "run.micro_batch_size=3", "sync=kavg"]
     assert launch.train(recipes.load(str(folder / "recipe.py"), changes)) == 0
     assert toy.newest(folder / "picture")["replica"]["model"]["backbone.fc.weight"].shape == (4, 64)
+    assert [row["samples"] for row in metrics.curve(metrics.read(folder / "picture/metrics.jsonl"))] == [TRAIN]
 
 
 @pytest.mark.parametrize(
