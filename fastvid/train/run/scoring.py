@@ -336,9 +336,10 @@ def _encoded(config: Config, videos: Sequence[str], folder: str) -> list[str]:
         known = {str(row["source_id"]) for row in rows}
         other = next(video for video, path in zip(videos, paths, strict=True) if path.name not in known)
         raise UsageError("file is not a video", file=other, hint="rename it to have the extension of a video, as .mp4")
-    for video, row in zip(videos, rows, strict=True):
-        if row["status"] != "packed":
-            raise SourceError(str(row["message"]), reason=str(row["reason"]), file=video)
+    if broken := [(video, row) for video, row in zip(videos, rows, strict=True) if row["status"] != "packed"]:
+        told = "; ".join(f"{video}: {row['message']}" for video, row in broken)
+        told = f"{len(broken)} of {len(rows)} videos cannot be used: {told}"
+        raise SourceError(told, reason=str(broken[0][1]["reason"]), hint="leave them out")
     return [str(row["key"]) for row in rows]
 
 
