@@ -11,7 +11,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final
 
@@ -66,7 +66,7 @@ class JobReport:
     """
 
     dataset: str
-    ledger: pa.Table
+    ledger: pa.Table = field(repr=False)
     ignored: Mapping[str, int]
     part: JobPart | None = None
 

@@ -53,7 +53,7 @@ def test_new_sources_get_new_shards_and_old_ones_stay(place):
     make(place / "videos/fly/c.mp4", frames=11)
     make(place / "videos/jump/d.mp4", frames=12)
     done = add_sources(store.url, str(place / "videos"), workers=1)
-    assert (done.known, done.generation, done.report.packed) == (3, 2, 2)
+    assert (done.known, done.generation, done.report.packed, "source_id" in repr(done)) == (3, 2, 2, False)
     assert ids(store) == ["fly/c.mp4", "jump/a.mp4", "jump/d.mp4", "run/b.mp4"]
     assert {name: store.read(name) for name in before} == before
     now = Dataset(store.url)
