@@ -92,7 +92,7 @@ class Skip:
     A store or disk that fails or denies access is no damaged clip: `UnavailableError` is always raised.
 
     Args:
-        max_rate: Share of this rank's clips that may be skipped before the loader raises, 0 to 1.
+        max_rate: Share of this rank's clips that may be skipped, besides five, before the loader raises, 0 to 1.
 
     Raises:
         UsageError: If the rate is out of range.
