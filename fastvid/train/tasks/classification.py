@@ -155,7 +155,7 @@ class Classification(Task):
             config.data.label,
             lambda label: isinstance(label, int) and 0 <= label < count,
             f"label from 0 to {count - 1}",
-            hint=f'set data.where="{config.data.label} >= 0" to leave them out, data.label or model.num_classes',
+            hint=f'set data.where="{config.data.label} BETWEEN 0 AND {count - 1}", data.label or model.num_classes',
         )
 
     def prepare(self, batch: Batch, phase: Phase) -> Batch:

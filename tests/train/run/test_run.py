@@ -371,7 +371,7 @@ def test_labels_can_come_from_another_column_and_an_epoch_without_an_average_has
     [
         (["data.label=gap", "model.num_classes=40"], UsageError, "1 of 24 samples have no label from 0 to 39"),
         (["data.label=picture"], UsageError, "12 of 24 samples have no label from 0 to 1"),
-        (["data.label=picture"], UsageError, 'set data.where="picture >= 0" to leave them out'),
+        (["data.label=picture"], UsageError, 'set data.where="picture BETWEEN 0 AND 1"'),
         (["run.amp=fp16"], UsageError, "run.amp is 'fp16'"),
         (["run.resume=false", "run.out={done}"], UsageError, "run.out already contains a run"),
         (["optim.groups=tsm", "run.out={done}"], StateError, "checkpoint does not fit"),
