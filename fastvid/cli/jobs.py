@@ -168,7 +168,7 @@ def shard(
 ) -> int:
     """Encode raw videos into an indexed WebDataset.
 
-    The class of a video is its folder, unless annotations say otherwise. Of lerobot:ROOT, a folder or URL of a LeRobot
+    The class of a video is its folder; with annotations, their label. Of lerobot:ROOT, a folder or URL of a LeRobot
     dataset, each episode is a sample, its cameras are streams and its numbers are signals.
 
     After a kill or an interruption, run the command again with the same arguments to resume it. The summary is printed

@@ -159,7 +159,8 @@ def tell_sources(work: ShardWork) -> None:
     found, cameras = work.found, work.sources_per_sample
     number = things(len(found.sources) // cameras, "video" if cameras == 1 else "episode")
     classes = count(len(found.classes)) + (" class" if len(found.classes) == 1 else " classes")
-    of = f" of {cameras} cameras" if cameras > 1 else f" in {classes}" * bool(found.classes)
+    bare = sum(one.label is None and not one.columns.get("labels") for one in found.sources) * bool(found.classes)
+    of = f" of {cameras} cameras" if cameras > 1 else f" in {classes}" + f" ({count(bare)} without label)" * bool(bare)
     _LOG.info("%s%s, %s", number, of, size(bytes_of(found.sources)))
 
 
@@ -361,10 +362,9 @@ def transcode_dataset(
 
 def finished_ledger(storage: Storage, identity: Mapping[str, Any], found: SourceList) -> pa.Table:
     """Return the ledger of the existing dataset, if the same job made it from the same sources; else raise."""
-    name, hint = "its ledger", "choose another folder"
     # Videos in place are indexed again where they lie.
     again = ", `fastvid index DIR` what changed" if "proof" in identity else " or changed"
-    takes = f"`fastvid add` takes what is new{again}"
+    name, hint, takes = "its ledger", "choose another folder", f"`fastvid add` takes what is new{again}"
     if storage.exists(LEDGER):
         table, before = ledger.read_ledger(storage)
         changes = list(differences(before, identity))

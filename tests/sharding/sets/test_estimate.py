@@ -73,13 +73,8 @@ def test_command_prints_the_estimate_and_writes_nothing(folder, tmp_path, capsys
     arguments += ["--short-side", "64", "--dry-run", "--sampled", "4", "--out", str(tmp_path / "out")]
     assert main(arguments) == 0
     text = capsys.readouterr().out
-    for part in (
-        "2 classes: run 4, walk 4",
-        "values of split: ",
-        "1 without a file: lost.mp4",
-        "4 encoded as a sample",
-    ):
-        assert part in text
+    for one in ("2 classes: run 4, walk 4", "values of split: ", "1 without a file: lost.mp4", "4 encoded as a sample"):
+        assert one in text
     assert re.search(r"your 7 videos: .* kB \(±\d+ %\), .* s \(±\d+ %\) on \d+ cores?, 1 shard, .* of footage", text)
     assert not (tmp_path / "out").exists()
     assert main(["shard", str(folder)]) == 2
@@ -98,8 +93,9 @@ def test_a_file_counts_once_whatever_its_clips_and_a_tar_as_its_videos(tmp_path,
     caplog.set_level("INFO")
     films = [make(tmp_path / "raw" / f"{number}.mp4", frames=10) for number in range(2)]
     tar_of(tmp_path / "raw.tar", [(film.name, film.read_bytes()) for film in films])
-    rows = "".join(f"{film.name},{start},{start + 0.1}\n" for film in films for start in (0, 0.1, 0.2))
-    (tmp_path / "rows.csv").write_text(f"path,start,end\n{rows}")
+    cuts = (0, 0.1, "run"), (0.1, 0.2, ""), (0.2, 0.3, "")
+    rows = "".join(f"{film.name},{start},{end},{label}\n" for film in films for start, end, label in cuts)
+    (tmp_path / "rows.csv").write_text(f"path,start,end,label\n{rows}")
     both = size(sum(film.stat().st_size for film in films))
     for words in ([tmp_path / "raw", "--annotations", f"csv:{tmp_path / 'rows.csv'}"], [tmp_path / "raw.tar"]):
         words = ["shard", *map(str, words), "--profile", "intra", "--workers", "1"]
@@ -107,5 +103,6 @@ def test_a_file_counts_once_whatever_its_clips_and_a_tar_as_its_videos(tmp_path,
         assert f" sources, {both}\n" in capsys.readouterr().out
         caplog.clear()
         assert main([*words, "--out", str(tmp_path / f"out{len(words)}")]) == 0
-        assert f" videos, {both}" in caplog.text
+        told = "6 videos in 1 class (4 without label)" if "--annotations" in words else "2 videos in 0 classes"
+        assert f" {told}, {both}" in caplog.text
         assert f" from {both} (" in capsys.readouterr().out
