@@ -23,6 +23,7 @@ from fastvid.format.dataset import change
 from fastvid.format.generations import Generation, conflict
 from fastvid.format.schema import ANNOTATION_FIELDS, CLASS, FACT_FIELDS
 from fastvid.runtime.names import VIDEO_SUFFIXES, encode_name, meant
+from fastvid.runtime.near_names import near_names
 from fastvid.runtime.values import things
 from fastvid.sharding.job.ledger import whole_name
 from fastvid.sharding.job.members import hide_rows, with_column
@@ -159,11 +160,10 @@ def rows_of(table: pa.Table, keys: pa.Array, storage: Storage) -> list[int]:
         unknown = keys.filter(pc.is_null(rows)).to_pylist()
         listed = ", ".join(repr(key) for key in unknown[:_SHOWN])
         more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
-        raise UsageError(
-            f"{len(unknown)} of {len(keys)} keys are not in the dataset: {listed}{more}",
-            file=storage.url,
-            hint="see the column `key` of annotations-*.parquet; nothing was changed",
-        )
+        near = ", ".join(map(repr, near_names(table["key"], unknown[0])))
+        told = f"{len(unknown)} of {len(keys)} keys are not in the dataset: {listed}{more}"
+        hint = f"did you mean {near}? nothing was changed" if near else "nothing was changed; `fastvid find` lists keys"
+        raise UsageError(told, file=storage.url, hint=hint)
     numbers: list[int] = rows.to_pylist()
     return numbers
 

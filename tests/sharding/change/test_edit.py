@@ -71,7 +71,7 @@ class TestRemove:
 
     def test_is_all_or_nothing_when_a_key_is_unknown(self, store):
         before = contents(store)
-        with pytest.raises(UsageError, match="2 of 3 keys are not in the dataset: 'c/9', 'C/1'"):
+        with pytest.raises(UsageError, match=r"(?s)2 of 3 keys are not in the dataset: 'c/9', 'C/1'.*mean 'c/"):
             remove_samples(store, ["c/1", "c/9", "C/1"])
         with pytest.raises(UsageError, match="no key"):
             remove_samples(store, [])
