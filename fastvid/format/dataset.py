@@ -333,16 +333,14 @@ sidecars, which a process keeps if storage is remote and the node has no cache."
 
 def _open_generation(storage: Storage, which: int | str | None) -> tuple[str, Generation, GenerationRows]:
     """Open a generation. If `fastvid gc` deletes the current one meanwhile, open the one that is current then."""
-    seen: int | None = None
-    while True:
-        try:
-            identity, generation = read_generation(storage, which)
-            return identity, generation, open_annotations(storage, generation)
-        except StorageError:
-            current = read_head(storage).generation
-            if which is not None or current == seen:
-                raise
-            seen = current
+    head = read_head(storage)
+    try:
+        identity, generation = read_generation(storage, which, head)
+        return identity, generation, open_annotations(storage, generation)
+    except StorageError:
+        if which is not None or read_head(storage).generation == head.generation:
+            raise
+    return _open_generation(storage, which)
 
 
 class OpenShards:

@@ -277,9 +277,14 @@ def check_annotations(generation: Generation, annotations: pa.Table) -> None:
             raise FormatError(f"column {name!r} has type {annotations.schema.field(name).type}, expected {kind}")
 
 
-def read_generation(storage: Storage, which: int | str | None = None) -> tuple[str, Generation]:
-    """Read the dataset's id and a generation, given by number or tag; by default the current one."""
-    head = read_head(storage)
+def read_generation(
+    storage: Storage, which: int | str | None = None, head: Head | None = None
+) -> tuple[str, Generation]:
+    """Read the dataset's id and a generation, given by number or tag; by default the current one.
+
+    `head`: the commit record, if it was read before.
+    """
+    head = head or read_head(storage)
     number = head.generation if which is None else _number(which, head, storage)
     # Numbers above the current one belong to unfinished or interrupted commits.
     if number > head.generation or not storage.exists(schema.generation_file(number)):
