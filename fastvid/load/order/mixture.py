@@ -73,21 +73,19 @@ class Mixture:
                 raise UsageError(f"dataset {name!r} is a mixture itself", hint=hint)
         self.names = tuple(datasets)
         self.datasets: tuple[Dataset, ...] = tuple(resolve_subset(dataset) for dataset in datasets.values())
+        self.weights: tuple[float, ...] | None = None
         if weights is not None:
             given = self.by_name("weights", weights) if isinstance(weights, Mapping) else weights
             shares = check_numbers("weights", given)
             if len(shares) != len(datasets):
-                hint = "give one weight for each dataset"
-                raise UsageError(f"{len(shares)} weights for {len(datasets)} datasets", hint=hint)
+                raise UsageError(f"{len(shares)} weights for {len(datasets)} datasets", hint="give one for each")
             if not all(0 < weight < math.inf for weight in shares):
                 hint = "leave out a dataset that is not to be used"
                 raise UsageError(f"weights are {list(shares)}, expected positive numbers", hint=hint)
-            self.weights: tuple[float, ...] | None = shares
-        else:
-            self.weights = None
-            if num_samples is not None:
-                told = f"num_samples is {num_samples}, but a mixture without weights visits every sample once"
-                raise UsageError(told, hint="give weights=, or leave out num_samples")
+            self.weights = shares
+        elif num_samples is not None:
+            told = f"num_samples is {num_samples}, but a mixture without weights visits every sample once"
+            raise UsageError(told, hint="give weights=, or leave out num_samples")
         check_integers(1, num_samples=num_samples)
         lengths = [len(dataset) for dataset in self.datasets]
         # Tuples: most lookups are for one sample, and indexing an array takes ten times as long.
@@ -108,8 +106,10 @@ class Mixture:
     @property
     def streams(self) -> tuple[str, ...]:
         """Video streams that every dataset has."""
-        first, *others = (dataset.streams for dataset in self.datasets)
-        return tuple(name for name in first if all(name in other for other in others))
+        first, *others = streams = [dataset.streams for dataset in self.datasets]
+        if not (common := tuple(name for name in first if all(name in other for other in others))):
+            raise UsageError(f"datasets of a mixture have no stream in common: {streams}", hint="load each alone")
+        return common
 
     @property
     def shard_sizes(self) -> IntArray:

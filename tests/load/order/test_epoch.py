@@ -137,8 +137,7 @@ def test_a_mixture_without_weights_visits_every_sample():
 
 
 def test_a_mixture_keeps_its_shares_over_epochs():
-    small, large = FakeDataset(10), FakeDataset(100)
-    loader = make(Mixture([small, large], weights=[1, 1], num_samples=50), global_batch_size=5)
+    loader = make(Mixture([FakeDataset(10), FakeDataset(100)], weights=[1, 1], num_samples=50), global_batch_size=5)
     seen = Counter()
     for _ in range(4):
         samples = [int(sample) for batch in loader for sample in batch.sample]
@@ -172,6 +171,7 @@ def test_balanced_classes_get_equal_shares_and_unlabelled_samples_are_dropped():
         (lambda d: Mixture([d], weights=[1], num_samples=8.5), "num_samples is 8.5, expected an integer"),
         (lambda d: Mixture([d], weights=3), "weights are 3, expected a list of numbers"),
         (lambda d: Mixture([d, FakeDataset(3, classes=())]), "labels cannot be merged"),
+        (lambda d: make(Mixture([d, type("Robot", (FakeDataset,), {"streams": ("top",)})(3)])), "common: .*rgb.*top"),
         (lambda d: BlockShuffle(0), "window is 0"),
         (lambda d: ClassBalanced(1.5), "power is 1.5"),
         (lambda d: ClassBalanced(num_samples=0), "num_samples is 0"),
