@@ -117,9 +117,7 @@ class Columns:
         if given is None and not any(as_list(record.get(name)) is not None for name in ("start", "end")):
             yield record
             return
-        lists: dict[str, list[Any]] = {}
-        if given is not None:
-            lists[SEGMENTS] = given
+        lists: dict[str, list[Any]] = {} if given is None else {SEGMENTS: given}
         for name in dict.fromkeys((*_PER_SEGMENT, *self.sources)):
             values = None if name in _WHOLE or name in lists else as_list(record.get(name))
             if values is not None and (name != "labels" or any(isinstance(value, list) for value in values)):
@@ -133,9 +131,10 @@ class Columns:
                 hint="give each segment one value in every list",
             )
         fixed = {name: value for name, value in record.items() if name not in lists}
+        ends = {"start", "end", self.source_of("start"), self.source_of("end")}
         for items in zip(*lists.values(), strict=True):
             segment = dict(zip(lists, items, strict=True))
-            place = _place(segment.pop(SEGMENTS), number) if given is not None else {}
+            place = _place(segment.pop(SEGMENTS), number, ends) if given is not None else {}
             named = {name if name not in record else f"segment_{name}": value for name, value in place.items()}
             yield {**fixed, **segment, **named}
 
@@ -176,17 +175,17 @@ def _reach(value: Any, path: str) -> Any:
     return _reach(value[head], rest) if dot and head in value else _MISSING
 
 
-def _place(segment: Any, number: int) -> Record:
-    """Return the columns of one item of a list of segments."""
+def _place(segment: Any, number: int, ends: Collection[str]) -> Record:
+    """Return the columns of one item of a list of segments; `ends`: the table's names for its start and end."""
     if isinstance(segment, Mapping):
         columns = {str(name): value for name, value in segment.items()}
-        if "start" in columns or "end" in columns:
+        if any(name in columns for name in ends):
             return columns
         pair = as_list(columns.pop("segment", None))
     else:
         columns, pair = {}, as_list(segment)
     if pair is None or len(pair) != 2:
-        raise UsageError(f"{segment!r} is no segment", row=number, hint="give [start, end] or an object with both")
+        raise UsageError(f"{segment!r} is no segment", row=number, hint="give [start, end], or name both by --columns")
     return columns | {"start": pair[0], "end": pair[1]}
 
 

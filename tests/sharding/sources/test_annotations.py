@@ -240,8 +240,7 @@ def test_columns_of_any_table_may_be_renamed_and_hold_lists_of_segments(kind, re
         "csv": table_of(cells),
         "parquet": parquet([SEGMENTS[0] | {"t1": [2.5, 4.25]}, SEGMENTS[1]]),
     }[kind]
-    columns = "path=videoid,start=t0,end=t1,caption=text,title=meta.title"
-    parsed = read(kind, {f"rows.{kind}": data}, columns=columns)
+    parsed = read(kind, {f"rows.{kind}": data}, columns="path=videoid,start=t0,end=t1,caption=text,title=meta.title")
     assert places(parsed) == WANTED
     assert [row.columns["title"] for row in parsed.rows] == ["x", "x", "y"]
 
@@ -255,6 +254,7 @@ def test_segments_may_be_pairs_or_objects(read):
         (pairs, None),
         (named, "segments=cuts,caption=note"),
         (objects, "start=cuts.from,end=cuts.to,caption=cuts.note"),
+        (objects, "segments=cuts,start=from,end=to,caption=note"),
     ):
         assert places(read("json", {"a.json": json.dumps([{"path": "a", **cuts}])}, columns=columns)) == WANTED[:2]
 
