@@ -161,7 +161,8 @@ def tell_sources(work: ShardWork) -> None:
     classes = count(len(found.classes)) + (" class" if len(found.classes) == 1 else " classes")
     bare = sum(one.label is None and not one.columns.get("labels") for one in found.sources) * bool(found.classes)
     of = f" of {cameras} cameras" if cameras > 1 else f" in {classes}" + f" ({count(bare)} without label)" * bool(bare)
-    _LOG.info("%s%s, %s", number, of, size(bytes_of(found.sources)))
+    total = bytes_of(found.sources)
+    _LOG.info("%s%s%s", number, of, f", {size(total)}" * bool(total))  # of web addresses it is unknown
 
 
 def bytes_of(sources: Iterable[Source]) -> int:
