@@ -246,7 +246,7 @@ def _by_key(records: Sequence[tables.NumberedRecord]) -> dict[str, dict[str, Any
     for number, record in records:
         key = record.get("key")
         if not isinstance(key, str) or not key:
-            raise UsageError("row has no key", row=number, column="key", hint="name the column, such as key=COLUMN")
+            raise UsageError("row has no key", row=number, column="key", hint="name it by --columns key=COLUMN")
         if key in rows:
             raise UsageError(f"duplicate key {key!r}", row=number)
         values = {name: None if value == "" else value for name, value in record.items() if name != "key"}

@@ -194,7 +194,7 @@ RELABEL_REFUSED = {
     "a.jsonl": (b'{"key": "a", "x": 1}\n{"key": "a", "x": 2}\n', "duplicate key 'a'", {"row": 2}),
     "b.json": (b'[{"x": 1}]', "row has no key", {"row": 1, "column": "key"}),
     "c.parquet": (b"none", "Parquet does not parse", {}),
-    "d.csv": (b"key,label\n,b\n", "row has no key", {"row": 2, "column": "key"}),
+    "d.csv": (b"key,label\n,b\n", r"row has no key[\s\S]*--columns key=COLUMN", {"row": 2, "column": "key"}),
     "e.csv": (b"key,label\na,b,c\n", "more fields than the header", {"row": 2}),
     "f.csv": (b'key,label\n"a', "fewer fields than the header", {"row": 2}),
     "g.csv": (b"key,label,label\na,b,c\n", "duplicate column", {"row": 1}),
