@@ -30,7 +30,7 @@ class Reason(StrEnum):
     MISSING = "missing", "a link or the annotations name a file that does not exist"
     OUTSIDE = "outside", "a symbolic link that leads outside the source folder"
     UNREADABLE = "unreadable", "the disk does not deliver the file, even in a retry at the end"
-    UNREACHABLE = "unreachable", "its server does not deliver the file, even in a retry at the end"
+    UNREACHABLE = "unreachable", "its server did not deliver the file; `fastvid add --retry-rejected` asks it again"
     CHANGED = "changed", "the file changed after the sources were listed, or while it was read"
     EMPTY = "empty", "the file is empty"
     BLOCKED = "blocked", "its bytes were taken down: their SHA-256 is on the dataset's block list"

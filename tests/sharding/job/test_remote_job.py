@@ -309,7 +309,7 @@ def test_single_unreadable_file_is_rejected_when_others_are_readable(bucket, fol
         done = command(f"s3://{bucket}/raw", "--out", tmp_path / "out", *OPTIONS)
     assert done.returncode == 3, done.stderr
     rows = {row["source_id"]: row for row in ledger(tmp_path / "out")}
-    assert rows["jump/f.mp4"]["reason"] == "unreachable"
+    assert (rows["jump/f.mp4"]["reason"], "`fastvid add --retry-rejected`" in done.stdout) == ("unreachable", True)
     assert sum(row["status"] == "packed" for row in rows.values()) == 4
 
 
