@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastvid.errors import FormatError, StorageError, UsageError
+from fastvid.format.annotations import join_stats
 from fastvid.format.planes import DepthScale
 from fastvid.format.schema import DEPTH, LEROBOT, SIGNALS, STREAM_PATTERN, from_parquet
 from fastvid.media.reasons import Reason
@@ -208,7 +209,7 @@ def read_lerobot(source: str) -> LeRobotDataset:
     tasks = _tasks(storage, version)
     rows = _rows(storage, version, cameras)
     _check_rows(rows, info, tasks, url)
-    stats = _json(storage, STATS) if version == "v3.0" or storage.exists(STATS) else {}
+    stats = _json(storage, STATS) if version == "v3.0" or storage.exists(STATS) else _joined_stats(storage)
     episodes, unnamed = _episodes(storage, version, info, cameras, rows)
     ignored = Counter({UNNAMED: unnamed})
     for name, kind in kinds.items():
@@ -286,10 +287,19 @@ def _json_lines(storage: Storage, name: str) -> list[dict[str, Any]]:
     return [_parsed(line, storage, name) for line in _read(storage, name).splitlines() if line.strip()]
 
 
+def _joined_stats(storage: Storage, name: str = "meta/episodes_stats.jsonl") -> dict[str, Any]:
+    """Return the statistics of each feature, of those that version 2.1 has for each episode; none without the file."""
+    parts = [row.get("stats") for row in _json_lines(storage, name)] if storage.exists(name) else []
+    rows = _typed(storage, name, parts, list[dict[str, dict[str, Any]]])
+    try:
+        return {feature: join_stats([row.get(feature) for row in rows]) for feature in (rows or [{}])[0]}
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"statistics do not parse: {error}", file=f"{storage.url}/{name}") from error
+
+
 def _tasks(storage: Storage, version: str) -> tuple[str, ...]:
-    name = "meta/tasks.parquet"
+    name = "meta/tasks.jsonl" if version == "v2.1" else "meta/tasks.parquet"
     if version == "v2.1":
-        name = "meta/tasks.jsonl"
         rows = _json_lines(storage, name)
     else:
         table = from_parquet(_read(storage, name), file=name)

@@ -16,6 +16,7 @@ V3 = FIXTURE / "v3"
 ORACLE = json.loads((FIXTURE / "items.json").read_text())
 CAMERAS = ("observation.images.top", "observation.images.wrist")
 LENGTHS = (7, 1, 12, 9, 20, 5)
+STATS = "meta/episodes_stats.jsonl"
 
 
 def copied(folder):
@@ -34,9 +35,8 @@ def as_version_2(folder):
     (folder / "meta").mkdir(parents=True)
     (folder / "meta/info.json").write_text(json.dumps(info))
     table, tasks = pq.read_table(V3 / "data/chunk-000/file-000.parquet"), ("lift the cube", "push it away")
-    (folder / "meta/tasks.jsonl").write_text(
-        "".join(json.dumps({"task_index": number, "task": task}) + "\n" for number, task in enumerate(tasks))
-    )
+    lines = [json.dumps({"task_index": number, "task": task}) + "\n" for number, task in enumerate(tasks)]
+    (folder / "meta/tasks.jsonl").write_text("".join(lines))
     lines, starts = [], [0]
     for number, length in enumerate(LENGTHS):
         file = folder / info["data_path"].format(episode_chunk=number // 4, episode_index=number)
@@ -45,6 +45,9 @@ def as_version_2(folder):
         starts.append(starts[-1] + length)
         lines.append(json.dumps({"episode_index": number, "tasks": [tasks[number % 2]], "length": length}) + "\n")
     (folder / "meta/episodes.jsonl").write_text("".join(lines))
+    rows = pq.read_table(V3 / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    stats = [{name[13:]: value for name, value in row.items() if name.startswith("stats/action/")} for row in rows]
+    (folder / STATS).write_text("".join(json.dumps({"stats": {"action": one}}) + "\n" for one in stats))
     for camera in CAMERAS:
         for number, (start, stop) in enumerate(pairwise(starts)):
             names = {"episode_chunk": number // 4, "episode_index": number, "video_key": camera}
