@@ -141,18 +141,22 @@ def test_a_store_that_wants_other_credentials_is_an_error_that_says_what_to_set(
 
 @pytest.mark.parametrize("keeps_preconditions", [True, False])
 def test_replaced_file_is_detected_by_precondition_and_by_response(server, keeps_preconditions):
-    storage, tag = opened(server), server.tag(DATA)
+    storage = opened(server)
     read_six(storage)
+    tag = server.tag(DATA)
     server.files["a.bin"] = DATA[::-1]
-    server.faults.extend(["old-tag"] * 6 * (not keeps_preconditions))
+    if not keeps_preconditions:
+        server.faults.extend(["old-tag"] * 6)
     with pytest.raises(StorageError, match=r"replaced while it was being read.*a\.bin"):
         read_six(storage)
     late = server.gets()[6:]
     assert {seen.if_match for seen in late} == {tag}
     # The first rejection ends the call; other requests may still be pending.
     assert {seen.status for seen in late} - {0} == ({412} if keeps_preconditions else {206})
-    assert {seen.if_match for seen in server.gets()[:6]} == {None}, "the first requests had no tag yet"
-    server.faults.clear()  # who opens the dataset again, as the hint says, reads the new version
+    # The first requests had no tag yet.
+    assert {seen.if_match for seen in server.gets()[:6]} == {None}
+    # Who opens the dataset again, as the hint says, reads the new version.
+    server.faults.clear()
     storage.read_into("a.bin", [(0, head := memoryview(bytearray(9)))])
     assert head == DATA[:-10:-1]
 

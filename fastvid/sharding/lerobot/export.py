@@ -186,9 +186,15 @@ def _write_videos(
             open_file.add(read_clip(request, info, shard.table(row, camera), shard.reader(row, camera)))
         except FastvidError as error:
             raise error.at(key=episode.key, stream=camera) from error
-        ends = begins + episode.length
-        place = {**files.place, "from_timestamp": float(begins / info.fps), "to_timestamp": float(ends / info.fps)}
-        episode.row |= {f"videos/{camera}/{name}": value for name, value in place.items()}
+        rate = info.fps
+        episode.row |= {
+            f"videos/{camera}/{name}": value
+            for name, value in {
+                **files.place,
+                "from_timestamp": float(begins / rate),
+                "to_timestamp": float((begins + episode.length) / rate),
+            }.items()
+        }
     assert first is not None
     assert open_file is not None
     files.write(open_file.to_bytes(), open_file.episodes)
@@ -270,8 +276,11 @@ def _write_data(
             waiting, size = [], 0
         frames = np.arange(episode.length)
         values = {name: source.signals.values(name, np.array([row]), frames[None])[0] for name in source.signals}
-        computed = {"frame_index": frames, "index": index + frames}
-        computed["episode_index"] = np.full(episode.length, episode.row["episode_index"])
+        computed = {
+            "frame_index": frames,
+            "episode_index": np.full(episode.length, episode.row["episode_index"]),
+            "index": index + frames,
+        }
         values |= {name: column for name, column in computed.items() if name in values}
         if "task_index" in values:
             values["task_index"] = tasks.renumber(values["task_index"].reshape(-1), episode.key)

@@ -182,7 +182,8 @@ class Trainer:
 
         Returns whether the run is finished; False if it was stopped early, after saving a checkpoint.
         """
-        with torch.random.fork_rng([self.member.device] if self.member.device.type == "cuda" else []):
+        devices = [self.member.device] if self.member.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
             try:
                 finished = self._fit()
             except Interrupted as error:
@@ -302,7 +303,8 @@ class Trainer:
             **self._telemetry.numbers(speed, seconds, None if self._exposure is None else self._exposure.take()),
             **self.strategy.numbers(),
         }
-        self._sums, self._delivered = None, 0
+        self._sums = None
+        self._delivered = 0
         self._watch.start()
         self._logged = self._steps // self._log_every
         self.recorder.write("train", **row)

@@ -137,7 +137,8 @@ def test_a_mixture_without_weights_visits_every_sample():
 
 
 def test_a_mixture_keeps_its_shares_over_epochs():
-    loader = make(Mixture([FakeDataset(10), FakeDataset(100)], weights=[1, 1], num_samples=50), global_batch_size=5)
+    small, large = FakeDataset(10), FakeDataset(100)
+    loader = make(Mixture([small, large], weights=[1, 1], num_samples=50), global_batch_size=5)
     seen = Counter()
     for _ in range(4):
         samples = [int(sample) for batch in loader for sample in batch.sample]

@@ -83,12 +83,13 @@ def test_items_in_place_are_those_of_lerobot_of_version_2_too(indexed, tmp_path)
 def test_commands_count_episodes_and_name_cameras_and_signals(indexed, tmp_path, capsys, caplog):
     with caplog.at_level("INFO"):
         assert main(["index", f"lerobot:{V3}", "--out", str(tmp_path / "set")]) == 0
-    assert "6 episodes of 2 cameras\n" in caplog.text  # of unknown size
+    assert "6 episodes of 2 cameras" in caplog.text
     assert "12 packed: 6 episodes of 2 cameras" in capsys.readouterr().out
     assert main(["inspect", str(indexed)]) == 0
     said = capsys.readouterr().out
-    for text in ("episodes    6 in ", "cameras     " + ", ".join(CAMERAS), "signals     action [2], "):
-        assert text in said
+    assert "episodes    6 in " in said
+    assert "cameras     observation.images.top, observation.images.wrist" in said
+    assert "signals     action [2], " in said
 
 
 def test_encoded_items_have_the_same_frames_and_signals(indexed, encoded):
@@ -110,6 +111,7 @@ def test_changes_of_a_dataset_keep_the_signals_of_each_episode(which, request, t
     shutil.copytree(request.getfixturevalue(which), tmp_path / "set")
     storage = LocalStorage(tmp_path / "set")
     check_signals(fastvid.open(tmp_path / "set"), EVERY)
+
     remove_samples(storage, ["episode_000001", "episode_000002"])
     compact_shards(storage)
     collect_garbage(storage)
@@ -117,6 +119,7 @@ def test_changes_of_a_dataset_keep_the_signals_of_each_episode(which, request, t
     check_signals(fastvid.open(tmp_path / "set"), left)
     assert verify_dataset(str(tmp_path / "set"), workers=1).problems == []
     assert len(list((tmp_path / "set").glob("*.signals.parquet"))) == 2
+
     few = ["episode_000000", "episode_000005"]
     make_subset(str(tmp_path / "set"), tmp_path / "few", Selection(keys=tuple(few)))
     check_signals(fastvid.open(tmp_path / "few"), {key: left[key] for key in few})
@@ -130,9 +133,10 @@ def test_changes_of_a_dataset_keep_the_signals_of_each_episode(which, request, t
 def test_merged_statistics_are_those_of_all_frames(indexed, tmp_path):
     merge_datasets([indexed, indexed], tmp_path / "both", prefixes=["a", "b"])
     one, both = (fastvid.open(folder).signals["action"]["stats"] for folder in (indexed, tmp_path / "both"))
-    assert (both["count"], "q99" in both) == ([2 * one["count"][0]], False)
+    assert both["count"] == [2 * one["count"][0]]
     for name in ("min", "max", "mean", "std"):
-        assert np.allclose(both[name], one[name]), name
+        assert np.allclose(both[name], one[name])
+    assert "q99" not in both
 
 
 def test_damaged_signals_are_found(encoded, tmp_path):
@@ -154,12 +158,13 @@ def test_a_dataset_is_restored_with_signals_if_their_files_are_beside_the_tars(e
     for suffixes, expected in ((("tar",), ()), (("tar", "signals.parquet"), SIGNALS)):
         folder = tmp_path / str(len(suffixes))
         folder.mkdir()
-        for file in (file for suffix in suffixes for file in encoded.glob(f"data-*.{suffix}")):
-            (folder / file.name).write_bytes(file.read_bytes())
+        for suffix in suffixes:
+            for file in encoded.glob(f"data-*.{suffix}"):
+                (folder / file.name).write_bytes(file.read_bytes())
         assert main(["index", str(folder)]) == 0
         dataset = fastvid.open(folder)
-        found = (dataset.streams, set(expected) <= set(dataset.signals), bool(dataset.signals))
-        assert found == (CAMERAS, True, bool(expected))
+        assert (dataset.streams, set(expected) <= set(dataset.signals)) == (CAMERAS, True)
+        assert bool(dataset.signals) == bool(expected)
     check_signals(dataset, EVERY)
 
 
@@ -209,7 +214,8 @@ def test_a_round_trip_gives_the_same_lerobot_dataset(indexed, tmp_path):
     for name in (DATA, "meta/tasks.parquet"):
         old, new = (pq.read_table(folder / name) for folder in (V3, back))
         assert new.select(old.column_names).equals(old), name
-    old, new = (pq.read_table(folder / "meta/episodes/chunk-000/file-000.parquet").to_pylist() for folder in (V3, back))
+    name = "meta/episodes/chunk-000/file-000.parquet"
+    old, new = (pq.read_table(folder / name).to_pylist() for folder in (V3, back))
     for before, after in zip(old, new, strict=True):
         assert after["tasks"] == before["tasks"]
         for column in (column for column in after if column != "tasks" and "/q" not in column):
@@ -222,7 +228,8 @@ def test_an_export_without_unused_tasks_has_the_statistics_of_the_new_numbers(tm
     source, tasks = copied(tmp_path / "old"), ["never done", "lift the cube", "push it away"]
     pq.write_table(pa.table({"task_index": range(3), "task": tasks}), source / "meta/tasks.parquet")
     table, place = rows(), rows().column_names.index("task_index")
-    pq.write_table(table.set_column(place, "task_index", pa.compute.add(table["task_index"], 1)), source / DATA)
+    shifted = pa.compute.add(table["task_index"], 1)
+    pq.write_table(table.set_column(place, "task_index", shifted), source / DATA)
     known = json.loads((source / "meta/stats.json").read_text())
     known["task_index"] |= {"max": [2.0], "mean": [known["task_index"]["mean"][0] + 1]}
     (source / "meta/stats.json").write_text(json.dumps(known))
@@ -244,9 +251,11 @@ def test_an_export_without_some_episodes_numbers_them_anew(encoded, tmp_path):
     table, old = pq.read_table(out / DATA), rows()
     kept = old.filter(pa.compute.is_in(old["episode_index"], pa.array([1, 3])))
     assert table["action"].to_pylist() == kept["action"].to_pylist()
-    columns = [table[name].to_pylist() for name in ("index", "episode_index", "task_index")]
-    assert columns == [list(range(10)), [0] + [1] * 9, [0] * 10]
-    stats, values = json.loads((out / "meta/stats.json").read_text())["action"], np.array(kept["action"].to_pylist())
+    assert table["index"].to_pylist() == list(range(10))
+    assert table["episode_index"].to_pylist() == [0] + [1] * 9
+    assert set(table["task_index"].to_pylist()) == {0}
+    stats = json.loads((out / "meta/stats.json").read_text())["action"]
+    values = np.array(kept["action"].to_pylist())
     for name, expected in (("mean", values.mean(0)), ("std", values.std(0)), ("q50", np.quantile(values, 0.5, axis=0))):
         assert np.allclose(stats[name], expected), name
     index_lerobot(f"lerobot:{out}", tmp_path / "again", workers=1)

@@ -35,8 +35,9 @@ def as_version_2(folder):
     (folder / "meta").mkdir(parents=True)
     (folder / "meta/info.json").write_text(json.dumps(info))
     table, tasks = pq.read_table(V3 / "data/chunk-000/file-000.parquet"), ("lift the cube", "push it away")
-    lines = [json.dumps({"task_index": number, "task": task}) + "\n" for number, task in enumerate(tasks)]
-    (folder / "meta/tasks.jsonl").write_text("".join(lines))
+    (folder / "meta/tasks.jsonl").write_text(
+        "".join(json.dumps({"task_index": number, "task": task}) + "\n" for number, task in enumerate(tasks))
+    )
     lines, starts = [], [0]
     for number, length in enumerate(LENGTHS):
         file = folder / info["data_path"].format(episode_chunk=number // 4, episode_index=number)

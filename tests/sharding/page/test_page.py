@@ -130,8 +130,9 @@ class TestSummary:
         assert (first.seconds, second.seconds, empty.seconds) == pytest.approx((55 / 25, 43 / 25, 0))
         assert first.splits == {"train": (3, pytest.approx(43 / 25)), "val": (1, pytest.approx(12 / 25))}
         assert summary.splits["split"]["train"].seconds == pytest.approx(85 / 25)
+        numbers = summary.to_json()
         jump = {"samples": 4, "seconds": pytest.approx(2.2), "splits": {"train": 3, "val": 1}}
-        assert (numbers := summary.to_json())["classes"]["jump"] == jump
+        assert numbers["classes"]["jump"] == jump
         assert numbers["splits"]["split"]["val"] == {"samples": 2, "seconds": pytest.approx(0.52)}
         out = printed(store, capsys)
         assert "split       train 5 (71 %, 3.4 s), val 2 (29 %, 0.52 s)" in out

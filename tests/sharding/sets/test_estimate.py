@@ -73,8 +73,13 @@ def test_command_prints_the_estimate_and_writes_nothing(folder, tmp_path, capsys
     arguments += ["--short-side", "64", "--dry-run", "--sampled", "4", "--out", str(tmp_path / "out")]
     assert main(arguments) == 0
     text = capsys.readouterr().out
-    for one in ("2 classes: run 4, walk 4", "values of split: ", "1 without a file: lost.mp4", "4 encoded as a sample"):
-        assert one in text
+    for part in (
+        "2 classes: run 4, walk 4",
+        "values of split: ",
+        "1 without a file: lost.mp4",
+        "4 encoded as a sample",
+    ):
+        assert part in text
     assert re.search(r"your 7 videos: .* kB \(±\d+ %\), .* s \(±\d+ %\) on \d+ cores?, 1 shard, .* of footage", text)
     assert not (tmp_path / "out").exists()
     assert main(["shard", str(folder)]) == 2

@@ -240,7 +240,8 @@ def test_columns_of_any_table_may_be_renamed_and_hold_lists_of_segments(kind, re
         "csv": table_of(cells),
         "parquet": parquet([SEGMENTS[0] | {"t1": [2.5, 4.25]}, SEGMENTS[1]]),
     }[kind]
-    parsed = read(kind, {f"rows.{kind}": data}, columns="path=videoid,start=t0,end=t1,caption=text,title=meta.title")
+    columns = "path=videoid,start=t0,end=t1,caption=text,title=meta.title"
+    parsed = read(kind, {f"rows.{kind}": data}, columns=columns)
     assert places(parsed) == WANTED
     assert [row.columns["title"] for row in parsed.rows] == ["x", "x", "y"]
 
