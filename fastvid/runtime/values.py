@@ -137,7 +137,7 @@ def check_channels(name: str, value: Any, most: float) -> tuple[float, float, fl
 def check_kind(name: str, value: object, *kinds: type, use: str) -> None:
     """Raise UsageError unless a value is an instance of one of these types; `use`: what to use instead."""
     if not isinstance(value, kinds):
-        expected = " or ".join(kind.__name__ for kind in kinds)
+        expected = " or ".join(kind.__name__.replace("NoneType", "None") for kind in kinds)
         raise UsageError(f"{name} is {value!r}, expected {expected}", hint=f"use {use}")
 
 

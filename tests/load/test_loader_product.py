@@ -216,6 +216,7 @@ def test_other_words_are_answered_with_the_right_one(options, hint):
         (lambda: Output(channels_last="false"), "channels_last is 'false', expected bool"),
         (lambda: Output(flow_stack=2.5), "flow_stack is 2.5, expected an integer"),
         (lambda: Order(clips_per_video=2.5), "clips_per_video is 2.5, expected an integer"),
+        (lambda: Order(balance="class"), "balance is 'class', expected ClassBalanced or None\n"),
         (lambda: BlockShuffle("100"), "window is '100', expected an integer"),
         (lambda: ClassBalanced("0.5"), "power is '0.5', expected 0 to 1"),
         (lambda: Skip("0.1"), "max_rate is '0.1', expected 0 to 1"),
