@@ -28,7 +28,7 @@ from torch import nn
 
 from fastvid.errors import FastvidError, JobError, StorageError, UsageError
 from fastvid.runtime.processes import available_cores, lock_file
-from fastvid.runtime.values import duration, json_text, listing
+from fastvid.runtime.values import duration, json_text, listing, things
 from fastvid.storage import LocalStorage
 from fastvid.train.config.config import Config, differing, flatten, to_json
 from fastvid.train.loop.loop import Trainer
@@ -262,7 +262,7 @@ def _announce(trainer: Trainer, run: Run) -> None:
     config, member, replica, state = trainer.config, trainer.member, trainer.replica, run.state
     if state is not None:
         _log_changes(config, state)
-        log.info("resuming from %s, written by %d ranks", run.checkpoint, state["world_size"])
+        log.info("resuming from %s, written by %s", run.checkpoint, things(state["world_size"], "rank"))
     trainer.recorder.write(
         "start",
         samples=replica.samples,
@@ -275,13 +275,13 @@ def _announce(trainer: Trainer, run: Run) -> None:
     )
     batches = run.loader.clips.batches
     log.info(
-        "%s: %s clips per epoch in %s steps of %s; %d epochs; %d ranks on %s, sync=%s, decoder %s",
+        "%s: %s clips per epoch in %s of %s; %s; %s on %s, sync=%s, decoder %s",
         config.model.name,
         f"{replica.schedule.total // config.run.epochs:,}",
-        f"{batches.count(0):,}",
+        things(batches.count(0), "step"),
         f"{batches.size:,}",
-        config.run.epochs,
-        member.world.size,
+        things(config.run.epochs, "epoch"),
+        things(member.world.size, "rank"),
         member.device.type,
         config.sync,
         run.loader.clips.backend.name,

@@ -86,7 +86,9 @@ def test_a_finished_run_keeps_its_record(folder, undisturbed, tmp_path, capsys, 
     assert {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()} == before
     assert json.loads(capsys.readouterr().out) == json.loads((out / "summary.json").read_text())
     assert "optim.base_lr is 0.001, but was 0.02 in the checkpoint" in caplog.text
+    caplog.set_level("INFO")
     assert launch.train(recipes.load(str(folder / "recipe.py"), [*changes, "run.epochs=3"])) == 0
+    assert "24 clips per epoch in 6 steps of 4; 3 epochs; 1 rank on cpu" in caplog.text
     for name, rate in (("config.json", 0.001), ("config-001.json", 0.02), ("config-002.json", 0.001)):
         assert json.loads((out / name).read_text())["optim"]["base_lr"] == rate
     for damaged in (b"{", b"[]", b"\xff"):
