@@ -130,18 +130,21 @@ class ObjectStorage:
         check_name(name, self.url)
         if version is None and self._read_kept(name, ranges):
             return
-        try:
-            found = self._fill(name, ranges, version or self._versions.get(name))
-        except StorageError as error:
-            if is_replaced(error) and version is not None:
-                raise changed_error(self._client.file(name)) from error
-            if is_replaced(error):
-                self._forget(name)  # a dataset that is opened again reads the new version, also in this process
-            raise
+        if version is not None:
+            try:
+                self._fill(name, ranges, version)
+            except StorageError as error:
+                if is_replaced(error):
+                    raise changed_error(self._client.file(name)) from error
+                raise
+            return
+        with self._lock:
+            version = self._versions.get(name)
+        found = self._fill(name, ranges, version)
         if version is None and found is not None:
             with self._lock:
-                known = self._versions.setdefault(name, found)
-            if not known.same(found):
+                version = self._versions.setdefault(name, found)
+            if not version.same(found):
                 raise replaced_error(self._client.file(name))
 
     def download(self, name: str, file: _File, check: Callable[[Version], None]) -> Version:
