@@ -24,14 +24,14 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from fastvid.errors import ChecksumError, FormatError, UsageError
+from fastvid.errors import ChecksumError, FastvidError, FormatError, UsageError
 from fastvid.format import schema
 from fastvid.format.in_place import ListedFile, Root, read_files
 from fastvid.format.packets import TABLES, PacketTable, StreamInfo, stream_info
 from fastvid.format.presentation import Coded
 from fastvid.runtime.values import sha256
 from fastvid.storage import Storage
-from fastvid.storage.protocol import CHANGED, CHANGED_HINT, Version
+from fastvid.storage.protocol import CHANGED, CHANGED_HINT, REPLACED, Version
 from fastvid.storage.urls import open_file
 
 _CODES: Final = {"u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i4": "i", "f4": "f"}
@@ -115,16 +115,13 @@ class StreamReader:
     @property
     def source(self) -> Hashable:
         """Key of the file that `read_file` reads, equal for streams of one file; None if the node caches its bytes."""
-        if self._storage.units is not None and self._content:
-            return None
-        return id(self._storage), self._file, self._version
+        return None if self._content and self._storage.units else (id(self._storage), self._file, self._version)
 
     def __call__(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        units = self._storage.units
-        if units is None or not self._content:
-            self._fetch(ranges)
-        else:
+        if self._content and (units := self._storage.units) is not None:
             units.read(f"{self._content}\0{self.start}", self.size, ranges, self._fetch)
+        else:
+            self._fetch(ranges)
 
     def checked(self, read: Callable[[], T]) -> T:
         """Call a function that reads and checks; if its check fails and the node's cache may be damaged, call it again.
@@ -133,8 +130,10 @@ class StreamReader:
         """
         try:
             return self._read_again(read)
-        except ChecksumError as error:
-            if not self.listed:
+        except FastvidError as error:
+            if self.listed and error.message == REPLACED:
+                self._storage.discard(self._file)  # who opens the dataset again reads the new version
+            if not self.listed or not isinstance(error, ChecksumError):
                 raise
             raise ChecksumError(f"{CHANGED}: {error.message}", file=self.listed, hint=CHANGED_HINT) from error
 

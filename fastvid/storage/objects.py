@@ -130,21 +130,16 @@ class ObjectStorage:
         check_name(name, self.url)
         if version is None and self._read_kept(name, ranges):
             return
-        if version is not None:
-            try:
-                self._fill(name, ranges, version)
-            except StorageError as error:
-                if is_replaced(error):
-                    raise changed_error(self._client.file(name)) from error
-                raise
-            return
-        with self._lock:
-            version = self._versions.get(name)
-        found = self._fill(name, ranges, version)
+        try:
+            found = self._fill(name, ranges, version or self._versions.get(name))
+        except StorageError as error:
+            if is_replaced(error) and version is not None:
+                raise changed_error(self._client.file(name)) from error
+            raise
         if version is None and found is not None:
             with self._lock:
-                version = self._versions.setdefault(name, found)
-            if not version.same(found):
+                known = self._versions.setdefault(name, found)
+            if not known.same(found):
                 raise replaced_error(self._client.file(name))
 
     def download(self, name: str, file: _File, check: Callable[[Version], None]) -> Version:
