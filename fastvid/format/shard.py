@@ -31,7 +31,7 @@ from fastvid.format.packets import TABLES, PacketTable, StreamInfo, stream_info
 from fastvid.format.presentation import Coded
 from fastvid.runtime.values import sha256
 from fastvid.storage import Storage
-from fastvid.storage.protocol import CHANGED, CHANGED_HINT, REPLACED, Version
+from fastvid.storage.protocol import CHANGED, CHANGED_HINT, MOVED_HINT, REPLACED, Version
 from fastvid.storage.urls import open_file
 
 _CODES: Final = {"u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i4": "i", "f4": "f"}
@@ -115,24 +115,29 @@ class StreamReader:
     @property
     def source(self) -> Hashable:
         """Key of the file that `read_file` reads, equal for streams of one file; None if the node caches its bytes."""
-        return None if self._content and self._storage.units else (id(self._storage), self._file, self._version)
+        if self._storage.units is not None and self._content:
+            return None
+        return id(self._storage), self._file, self._version
 
     def __call__(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        if self._content and (units := self._storage.units) is not None:
-            units.read(f"{self._content}\0{self.start}", self.size, ranges, self._fetch)
-        else:
+        units = self._storage.units
+        if units is None or not self._content:
             self._fetch(ranges)
+        else:
+            units.read(f"{self._content}\0{self.start}", self.size, ranges, self._fetch)
 
     def checked(self, read: Callable[[], T]) -> T:
         """Call a function that reads and checks; if its check fails and the node's cache may be damaged, call it again.
 
-        For a video in place, the error says that its file changed.
+        For a video in place, the error says that its file changed, or how to name the place that it was moved to.
         """
         try:
             return self._read_again(read)
         except FastvidError as error:
             if self.listed and error.message == REPLACED:
                 self._storage.discard(self._file)  # who opens the dataset again reads the new version
+            if self.listed and isinstance(error.__cause__, FileNotFoundError):
+                error.hint = MOVED_HINT
             if not self.listed or not isinstance(error, ChecksumError):
                 raise
             raise ChecksumError(f"{CHANGED}: {error.message}", file=self.listed, hint=CHANGED_HINT) from error

@@ -338,8 +338,7 @@ def _translated(path: Path) -> Iterator[None]:
 
 def _translate(error: OSError, path: str | Path) -> StorageError:
     if isinstance(error, FileNotFoundError):
-        hint = "restore the file, or correct the path; if videos were moved: `fastvid.open(DIR, root=FOLDER)`"
-        return StorageError("file does not exist", file=path, hint=hint)
+        return StorageError("file does not exist", file=path, hint="restore the file, or correct the path")
     hint = "check that the disk is mounted, works and has room, and that you may access the file"
     return UnavailableError(f"{error.strerror or error}", file=path, hint=hint)
 

@@ -116,6 +116,10 @@ class Version:
 REPLACED: Final = "file was replaced while it was being read"
 CHANGED: Final = "file is not the version that was indexed"
 CHANGED_HINT: Final = "restore it, or run `fastvid index DIR` on the dataset to index changed files again"
+MOVED_HINT: Final = (
+    "restore it, or name the folder where the videos are now: `fastvid.open(DIR, root=FOLDER)`, or for good"
+    " `fastvid index DIR --root FOLDER`"
+)
 
 
 class Storage(Protocol):

@@ -86,9 +86,11 @@ def test_a_replaced_file_is_an_error_that_names_it(mine, workers):
         fastvid.open(mine / "set"), frames=fastvid.Dense(70, 1), spatial=fastvid.Resize(64), global_batch_size=8,
         shuffle=False, workers=fastvid.Workers(workers, num_threads=1),
     )  # fmt: skip
-    with pytest.raises((StorageError, ChecksumError), match="not the version that was indexed") as caught:
+    with pytest.raises((StorageError, ChecksumError)) as caught:
         list(clips)
-    assert (str(path) in str(caught.value), "fastvid index" in caught.value.hint) == (True, True)
+    assert str(path) in str(caught.value)
+    assert "not the version that was indexed" in str(caught.value)
+    assert "fastvid index" in caught.value.hint
 
 
 def test_a_replaced_file_that_was_indexed_again_is_read_anew(videos, tmp_path):
@@ -112,8 +114,9 @@ def test_a_file_of_another_time_is_refused_where_no_checksum_shows_a_change(vide
     assert dataset.shard(0).info(0).flags & StreamFlag.UNCHECKED
     before = dataset[0].frames([0, 1]).data
     os.utime(large, (1, 1))
-    with pytest.raises(StorageError, match=r"not the version that was indexed[\s\S]*hint: .*fastvid index"):
+    with pytest.raises(StorageError, match="not the version that was indexed") as caught:
         fastvid.open(tmp_path / "set")[0].frames([0, 1])
+    assert "fastvid index" in caught.value.hint
     assert reindex(str(tmp_path / "set")).changed == 1
     assert np.array_equal(fastvid.open(tmp_path / "set")[0].frames([0, 1]).data, before)
 
@@ -126,7 +129,8 @@ def test_changed_files_are_indexed_again_and_keep_their_labels(mine, videos):
     assert (found.changed, len(found.shards), found.generation) == (1, 1, 2)
     dataset = fastvid.open(out)
     sample = dataset.find("c/compact")
-    assert (dataset.num_frames[sample], tools.wrong_frames(dataset, sample, path)) == (41, [])
+    assert dataset.num_frames[sample] == 41
+    assert tools.wrong_frames(dataset, sample, path) == []
     assert dict(zip(dataset.keys.to_pylist(), dataset.labels.tolist(), strict=True)) == labels
     assert verify_dataset(str(out), workers=1).problems == []
     shards = {row["shard"] for row in read_ledger(LocalStorage(out))[0].to_pylist()}
@@ -162,7 +166,7 @@ def test_shards_that_are_replaced_meanwhile_are_not_indexed_again(mine, videos, 
 def test_videos_that_were_moved_are_found_below_another_root(mine, monkeypatch):
     before = fastvid.open(mine / "set")[0].frames([3]).data
     (mine / "films").rename(mine / "moved")
-    with pytest.raises(StorageError, match=r"(?s)does not exist.*open\(DIR, root=FOLDER\)"):
+    with pytest.raises(StorageError, match=r"does not exist[\s\S]*`fastvid\.open\(DIR, root=FOLDER\)`.*`fastvid index DIR --root FOLDER`"):
         fastvid.open(mine / "set")[1].frames([3])
     monkeypatch.chdir(mine)
     moved = fastvid.open(mine / "set", root="moved")
@@ -556,10 +560,12 @@ def test_an_object_that_was_replaced_is_an_error_also_of_an_index_in_the_store(b
 
 
 def test_a_film_on_a_web_server_is_indexed_by_few_small_ranges(film, tmp_path):
+    data = film.read_bytes()
     with FaultyServer() as server:
-        server.files["film.mp4"] = data = film.read_bytes()
-        (tmp_path / "films.csv").write_text(f"path\n{server.url}/film.mp4\n")
-        index_videos([], tmp_path / "set", annotations=f"csv:{tmp_path}/films.csv", proof="none", workers=1)
+        server.files["film.mp4"] = data
+        table = tmp_path / "films.csv"
+        table.write_text(f"path\n{server.url}/film.mp4\n")
+        index_videos([], tmp_path / "set", annotations=f"csv:{table}", proof="none", workers=1)
         gets = [seen for seen in server.log if seen.method == "GET"]
         assert all(seen.range is not None for seen in gets)
         assert sum(seen.body for seen in gets) < len(data) / 10
