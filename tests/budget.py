@@ -19,14 +19,14 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_488,
+    "format": 3_492,
     "decode": 2_466,
     "media": 2_275,
-    "storage": 1_846,
+    "storage": 1_844,
     "videos": 794,
-    "sharding": 10_987,
+    "sharding": 10_994,
     "load": 5_865,
-    "train": 6_595,
+    "train": 6_597,
     "models": 1_057,
     "cli": 1_463,
     "report": 417,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 50_377
+TESTS: Final = 50_411
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

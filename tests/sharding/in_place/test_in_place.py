@@ -166,7 +166,8 @@ def test_shards_that_are_replaced_meanwhile_are_not_indexed_again(mine, videos, 
 def test_videos_that_were_moved_are_found_below_another_root(mine, monkeypatch):
     before = fastvid.open(mine / "set")[0].frames([3]).data
     (mine / "films").rename(mine / "moved")
-    with pytest.raises(StorageError, match=r"does not exist[\s\S]*`fastvid\.open\(DIR, root=FOLDER\)`.*`fastvid index DIR --root FOLDER`"):
+    hint = r"does not exist[\s\S]*`fastvid\.open\(DIR, root=FOLDER\)`.*`fastvid index DIR --root FOLDER`"
+    with pytest.raises(StorageError, match=hint):
         fastvid.open(mine / "set")[1].frames([3])
     monkeypatch.chdir(mine)
     moved = fastvid.open(mine / "set", root="moved")
