@@ -22,7 +22,7 @@ from fastvid.runtime.progress import Progress
 from fastvid.runtime.values import check_integers, count, duration, json_text, padded, percent, size, text_width, things
 from fastvid.sharding.change.takedown import Receipt, audit_removals
 from fastvid.sharding.job.status import FolderStatus, PartStatus, UnfinishedJob, read_status
-from fastvid.sharding.page.summary import UNLABELLED, ClassCount, Summary, Totals, describe, summarize
+from fastvid.sharding.page.summary import ClassCount, Summary, Totals, describe, summarize
 from fastvid.sharding.verify.verify import VerifyReport, repair_sidecars, verify_dataset
 from fastvid.storage import open_storage
 
@@ -85,7 +85,7 @@ def _text(summary: Summary, top: int) -> str:
     if summary.columns:
         lines += ["", *_columns(summary, width)]
     if summary.is_labelled:
-        lines += ["", *_classes(summary.class_counts, top, width)]
+        lines += ["", *_classes(summary, top, width)]
     if summary.sources:
         lines += ["", *_ledger(summary)]
     return "\n".join(lines)
@@ -114,8 +114,9 @@ def _columns(summary: Summary, width: int) -> list[str]:
     return lines
 
 
-def _classes(classes: tuple[ClassCount, ...], top: int, width: int) -> list[str]:
-    counts = [c.count for c in classes if c.name != UNLABELLED]
+def _classes(summary: Summary, top: int, width: int) -> list[str]:
+    classes, counts = summary.class_counts, [c.count for c in summary.labelled]
+    most = max(c.count for c in classes)
     line = f"{count(len(counts))}, with {min(counts)} to {max(counts)} samples, median {np.median(counts):.0f}"
     shown = classes[:top]
     names = [visible(c.name) for c in shown]
@@ -125,7 +126,7 @@ def _classes(classes: tuple[ClassCount, ...], top: int, width: int) -> list[str]
     lines = [_row("classes", line)]
     for name, c in zip(names, shown, strict=True):
         short = name if text_width(name) <= column else _shortened(name, column)
-        bar = _bar(c.count / max(one.count for one in classes), room)
+        bar = _bar(c.count / most, room)
         lines.append(
             " " * _NAME + f"{padded(short, column)} {bar} {count(c.count)}, {duration(c.seconds)}{_by_split(c)}"
         )

@@ -24,14 +24,14 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from fastvid.errors import ChecksumError, FastvidError, FormatError, UsageError
+from fastvid.errors import ChecksumError, FormatError, StorageError, UsageError
 from fastvid.format import schema
 from fastvid.format.in_place import ListedFile, Root, read_files
 from fastvid.format.packets import TABLES, PacketTable, StreamInfo, stream_info
 from fastvid.format.presentation import Coded
 from fastvid.runtime.values import sha256
 from fastvid.storage import Storage
-from fastvid.storage.protocol import CHANGED, CHANGED_HINT, MOVED_HINT, REPLACED, Version
+from fastvid.storage.protocol import CHANGED, CHANGED_HINT, MOVED_HINT, Version, is_missing, is_replaced
 from fastvid.storage.urls import open_file
 
 _CODES: Final = {"u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i4": "i", "f4": "f"}
@@ -133,14 +133,16 @@ class StreamReader:
         """
         try:
             return self._read_again(read)
-        except FastvidError as error:
-            if self.listed and error.message == REPLACED:
-                self._storage.discard(self._file)  # who opens the dataset again reads the new version
-            if self.listed and isinstance(error.__cause__, FileNotFoundError):
-                error.hint = MOVED_HINT
-            if not self.listed or not isinstance(error, ChecksumError):
+        except ChecksumError as error:
+            if not self.listed:
                 raise
             raise ChecksumError(f"{CHANGED}: {error.message}", file=self.listed, hint=CHANGED_HINT) from error
+        except StorageError as error:
+            if self.listed and is_replaced(error):
+                self._storage.discard(self._file)  # who opens the dataset again reads the new version
+            if self.listed and is_missing(error):
+                error.hint = MOVED_HINT
+            raise
 
     def _read_again(self, read: Callable[[], T]) -> T:
         try:

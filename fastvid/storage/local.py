@@ -319,7 +319,8 @@ class _Handle:
 def _open_file(path: str | Path) -> int:
     """Open a regular file for reading. Without O_NONBLOCK, opening a named pipe would wait for a writer for ever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
         what = "a folder" if stat.S_ISDIR(mode) else "a pipe, a device or a socket"
         raise StorageError(f"expected a file, found {what}", file=path, hint="name a file, or restore it")

@@ -22,8 +22,15 @@ from fastvid.runtime.values import sha256
 from fastvid.storage.cache import NodeCache
 from fastvid.storage.client import first_bytes, lacks_ranges
 from fastvid.storage.local import LocalStorage
-from fastvid.storage.protocol import RemoteOptions, Version, changed_error, check_name, replaced_error, truncated_error
-from fastvid.storage.requests import is_replaced
+from fastvid.storage.protocol import (
+    RemoteOptions,
+    Version,
+    changed_error,
+    check_name,
+    is_replaced,
+    replaced_error,
+    truncated_error,
+)
 from fastvid.storage.web import WebClient, open_client
 
 PIECE_BYTES: Final = 16 * 2**20

@@ -252,6 +252,16 @@ def changed_error(file: object) -> StorageError:
     return StorageError(CHANGED, file=file, hint=CHANGED_HINT)
 
 
+def is_missing(error: StorageError) -> bool:
+    """Return whether the error means that a file does not exist."""
+    return isinstance(error.__cause__, FileNotFoundError)
+
+
+def is_replaced(error: StorageError) -> bool:
+    """Return whether the error means that a file was replaced."""
+    return error.message == REPLACED
+
+
 @dataclass(frozen=True, slots=True)
 class Prices:
     """What a store charges, in dollars."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from fastvid.errors import FastvidError, StorageError, UnavailableError
-from fastvid.storage.protocol import REPLACED, TRAFFIC, RemoteOptions, Version
+from fastvid.storage.protocol import TRAFFIC, RemoteOptions, Version, is_missing
 
 LEAST: Final = 8.0
 """Lowest rate, in requests a second. Where it is still too high, the pauses after refusals lower it further."""
@@ -247,13 +247,3 @@ class MissingIgnored:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
         return isinstance(error, StorageError) and is_missing(error)
-
-
-def is_missing(error: StorageError) -> bool:
-    """Return whether the error means that a file does not exist."""
-    return isinstance(error.__cause__, FileNotFoundError)
-
-
-def is_replaced(error: StorageError) -> bool:
-    """Return whether the error means that a file was replaced."""
-    return error.message == REPLACED

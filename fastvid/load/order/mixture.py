@@ -106,9 +106,10 @@ class Mixture:
     @property
     def streams(self) -> tuple[str, ...]:
         """Video streams that every dataset has."""
-        first, *others = streams = [dataset.streams for dataset in self.datasets]
-        if not (common := tuple(name for name in first if all(name in other for other in others))):
-            raise UsageError(f"datasets of a mixture have no stream in common: {streams}", hint="load each alone")
+        first, *others = every = [dataset.streams for dataset in self.datasets]
+        common = tuple(name for name in first if all(name in other for other in others))
+        if not common:
+            raise UsageError(f"datasets of a mixture have no stream in common: {every}", hint="load each alone")
         return common
 
     @property

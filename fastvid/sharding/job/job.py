@@ -159,10 +159,12 @@ def tell_sources(work: ShardWork) -> None:
     found, cameras = work.found, work.sources_per_sample
     number = things(len(found.sources) // cameras, "video" if cameras == 1 else "episode")
     classes = count(len(found.classes)) + (" class" if len(found.classes) == 1 else " classes")
-    bare = sum(one.label is None and not one.columns.get("labels") for one in found.sources) * bool(found.classes)
-    of = f" of {cameras} cameras" if cameras > 1 else f" in {classes}" + f" ({count(bare)} without label)" * bool(bare)
+    bare = sum(not source.class_names for source in found.sources) if found.classes else 0
+    if bare:
+        classes += f" ({count(bare)} without label)"
+    of = f" of {cameras} cameras" if cameras > 1 else f" in {classes}"
     total = bytes_of(found.sources)
-    _LOG.info("%s%s%s", number, of, f", {size(total)}" * bool(total))  # of web addresses it is unknown
+    _LOG.info("%s%s%s", number, of, f", {size(total)}" if total else "")  # of web addresses it is unknown
 
 
 def bytes_of(sources: Iterable[Source]) -> int:
@@ -363,9 +365,10 @@ def transcode_dataset(
 
 def finished_ledger(storage: Storage, identity: Mapping[str, Any], found: SourceList) -> pa.Table:
     """Return the ledger of the existing dataset, if the same job made it from the same sources; else raise."""
+    name, hint = "its ledger", "choose another folder"
     # Videos in place are indexed again where they lie.
     again = ", `fastvid index DIR` what changed" if "proof" in identity else " or changed"
-    name, hint, takes = "its ledger", "choose another folder", f"`fastvid add` takes what is new{again}"
+    takes = f"`fastvid add` takes what is new{again}"
     if storage.exists(LEDGER):
         table, before = ledger.read_ledger(storage)
         changes = list(differences(before, identity))

@@ -27,7 +27,7 @@ from fastvid.report.page import Markup, Section, asset, card, definitions, docum
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.progress import Progress
 from fastvid.runtime.values import count, duration, percent, size, things
-from fastvid.sharding.page.summary import UNLABELLED, ClassCount, Summary, Total, Totals, describe
+from fastvid.sharding.page.summary import ClassCount, Summary, Total, Totals, describe
 from fastvid.videos.pictures import encode_picture, spread
 from fastvid.videos.video import decode_frames
 
@@ -159,7 +159,7 @@ def classes_section(summary: Summary, sheet: ContactSheet) -> Section:
     order = list(next(iter(summary.splits.values()), ()))
     used = [c for c in summary.class_counts if c.count]
     unused = [c for c in summary.class_counts if not c.count]
-    counts = [c.count for c in used if c.name != UNLABELLED]
+    counts = [c.count for c in summary.labelled if c.count]
     most = max(c.count for c in used)
     spread = f"{count(min(counts))} to {count(max(counts))} samples, median {np.median(counts):.0f}"
     each = f"{things(max(counts), 'sample')} each" if min(counts) == max(counts) else spread

@@ -241,9 +241,14 @@ class Summary:
         return tuple(sorted(classes, key=lambda c: (c.name == UNLABELLED, -c.count, c.name)))
 
     @property
+    def labelled(self) -> tuple[ClassCount, ...]:
+        """Every class, without the samples that have none."""
+        return tuple(c for c in self.class_counts if c.name != UNLABELLED)
+
+    @property
     def is_labelled(self) -> bool:
         """Whether any sample has a class."""
-        return any(c.count for c in self.class_counts if c.name != UNLABELLED)
+        return any(c.count for c in self.labelled)
 
     @cached_property
     def class_names(self) -> Sequence[str]:

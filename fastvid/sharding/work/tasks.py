@@ -29,7 +29,7 @@ from fastvid.runtime.values import as_type
 from fastvid.sharding.sources.inside import put_together
 from fastvid.sharding.sources.sources import bare_tag
 from fastvid.storage import RemoteOptions
-from fastvid.storage.protocol import CHANGED, Version
+from fastvid.storage.protocol import CHANGED, Version, is_missing, is_replaced
 from fastvid.storage.urls import PIECE_BYTES, FileUrl, is_remote, open_root
 
 Record = TypeVar("Record")
@@ -277,8 +277,6 @@ def source_errors(task: SourceTask) -> Iterator[None]:
 
 
 def _verdict(error: StorageError, *, remote: bool) -> SourceError:
-    from fastvid.storage.requests import is_missing, is_replaced
-
     if not remote:
         if error.message == CHANGED:
             return SourceError("the file changed while it was read", reason=Reason.CHANGED)
