@@ -302,7 +302,7 @@ def _sample_tables(mdia: memoryview) -> tuple[dict[bytes, memoryview], bytes, me
 
 def _packets(tables: dict[bytes, memoryview], file_size: int) -> tuple[IntArray, IntArray]:
     """Return the first byte in the file and the size in bytes of each packet, both int64 [P]."""
-    sizes = _packet_sizes(tables[b"stsz"])
+    sizes = _packet_sizes(tables[b"stsz"], file_size)
     offsets = _packet_offsets(tables, sizes)
     if len(sizes) and (offsets.min() < 0 or int((offsets + sizes).max()) > file_size):
         raise FormatError("MP4 sample table points outside the file")
@@ -379,11 +379,11 @@ def _table(view: memoryview, position: int, count: int, columns: int, dtype: str
     return table.astype(np.int64).reshape(count, columns)
 
 
-def _packet_sizes(stsz: memoryview) -> IntArray:
+def _packet_sizes(stsz: memoryview, file_size: int) -> IntArray:
     """Return the size of each packet in bytes, int64 [P]."""
     fixed, count = _u32(stsz, 4), _u32(stsz, 8)
     if fixed:
-        if fixed * count > 2**40:
+        if fixed * count > file_size:
             raise FormatError(f"MP4 claims {count} packets of {fixed} bytes")
         return np.full(count, fixed, dtype=np.int64)
     return _table(stsz, 12, count, 1)[:, 0]
@@ -398,6 +398,8 @@ def _packet_offsets(tables: dict[bytes, memoryview], sizes: IntArray) -> IntArra
     else:
         raise FormatError("MP4 has no stco table")
     runs = _table(tables[b"stsc"], 8, _u32(tables[b"stsc"], 4), 3)
+    if (np.diff(runs[:, 0]) < 0).any():
+        raise FormatError("MP4 runs of chunks do not ascend")
     offsets = np.zeros(len(sizes), dtype=np.int64)
     done = 0
     for number, (first, per_chunk, _) in enumerate(runs.tolist()):
@@ -421,8 +423,13 @@ def decode_times(stts: memoryview, count: int) -> IntArray:
     runs = _table(stts, 8, _u32(stts, 4), 2)
     if runs[:, 0].sum() < count or runs[:, 0].max(initial=0) > 2**31:
         raise FormatError(f"MP4 has decode times for {int(runs[:, 0].sum())} of {count} packets")
-    deltas = np.repeat(runs[:, 1], np.minimum(runs[:, 0], count))[:count]
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(deltas)])[:count]
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(_expanded(runs, count))])[:count]
+
+
+def _expanded(runs: IntArray, count: int) -> IntArray:
+    """Return the values of the first `count` samples, or of fewer; of each run are given its samples and its value."""
+    ends = np.minimum(np.cumsum(np.clip(runs[:, 0], 0, count)), count)
+    return np.repeat(runs[:, 1], np.diff(ends, prepend=0))
 
 
 def _composition_offsets(ctts: memoryview | None, count: int) -> IntArray:
@@ -430,7 +437,7 @@ def _composition_offsets(ctts: memoryview | None, count: int) -> IntArray:
         return np.zeros(count, dtype=np.int64)
     # Version 1 is signed. In version 0, huge values are negative ones too: FFmpeg reads them so.
     runs = _table(ctts, 8, _u32(ctts, 4), 2, ">i4")
-    offsets = np.repeat(runs[:, 1], np.clip(runs[:, 0], 0, count))[:count]
+    offsets = _expanded(runs, count)
     return np.concatenate([offsets, np.zeros(count - len(offsets), np.int64)])
 
 

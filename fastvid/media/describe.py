@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
@@ -185,19 +185,18 @@ def with_times(info: StreamInfo, pts: IntArray | None, tick: Fraction) -> Stream
 
 
 def _matroska_margins(head: bytes) -> tuple[int, int, int, int]:
-    """Return the rows and columns that a Matroska file cuts off: top, left, bottom, right."""
-    margins = [0, 0, 0, 0]
+    """Return the rows and columns that a Matroska file cuts off its first video track: top, left, bottom, right."""
+    margins, tracks = [0, 0, 0, 0], 0
     for kind, body in _elements(memoryview(head), (_SEGMENT, _TRACKS, _ENTRY, _VIDEO)):
-        if kind in _CROPS:
+        tracks += kind == _VIDEO
+        if kind in _CROPS and tracks == 1:
             margins[_CROPS[kind]] = int.from_bytes(body, "big")
-        elif kind == _VIDEO and any(margins):
-            break  # another video track
     top, left, bottom, right = margins
     return top, left, bottom, right
 
 
-def _elements(view: memoryview, inside: tuple[int, ...]) -> Iterator[tuple[int, memoryview]]:
-    """Yield id and body of EBML elements, also of those inside elements whose ids are in `inside`.
+def _elements(view: memoryview, path: Sequence[int]) -> Iterator[tuple[int, memoryview]]:
+    """Yield id and body of EBML elements, also of those inside elements whose ids, from the outermost, are `path`.
 
     The body of an element that exceeds `view` is truncated.
     """
@@ -206,6 +205,6 @@ def _elements(view: memoryview, inside: tuple[int, ...]) -> Iterator[tuple[int, 
         kind, header, size = found
         stop = len(view) if size is None else at + header + size
         yield kind, view[at + header : stop]
-        if kind in inside:
-            yield from _elements(view[at + header : stop], inside)
+        if path and kind == path[0]:
+            yield from _elements(view[at + header : stop], path[1:])
         at = stop

@@ -1,6 +1,7 @@
 """The minimal MP4 in the ffmpeg program and our own demuxer."""
 
 import io
+import struct
 import subprocess
 from dataclasses import replace
 from fractions import Fraction
@@ -11,9 +12,10 @@ import pytest
 
 from fastvid.decode.containers import minimal_mp4
 from fastvid.errors import FormatError
-from fastvid.format.mp4 import index_mp4
+from fastvid.format.mp4 import index_mp4, read_track
 from fastvid.format.schema import Codec, Matrix, PacketFlag, Range
 from tests.makers import ffmpeg, framemd5
+from tests.truth.recipes import replaced
 
 ENCODINGS = ("compact", "intra", "pyramid", "hevc", "hevc-cra", "vp9", "mjpeg")
 WANTED = [[0], [69], [5, 18, 37, 63], [3, 4, 5, 60], list(range(70))]
@@ -79,3 +81,36 @@ def test_an_edit_shows_the_frames_that_ffmpeg_shows(videos, milliseconds):
     _, records = index_mp4(bytes(data))
     # FFmpeg leaves out the packets behind the last that it needs.
     assert (records["frame"] >= 0).tolist() == shown + [False] * (70 - len(shown))
+
+
+MANY = 60_000
+# Half a megabyte that says of 60,000 packets 60,000 times over when each is decoded, and when each is shown.
+TOLD_OFTEN = {
+    b"stsz": (1, MANY),
+    b"stsc": (1, 1, MANY, 1),
+    b"stco": (1, 0),
+    b"stts": (MANY, *(MANY, 512) * MANY),
+    b"ctts": (MANY, *(MANY, 1024) * MANY),
+}
+
+
+def with_tables(data: bytes, tables: dict[bytes, tuple[int, ...]]) -> bytes:
+    for name, numbers in tables.items():
+        at = data.rindex(name) + 8
+        size = int.from_bytes(data[at - 12 : at - 8], "big") - 12
+        parents = (b"moov", b"trak", b"mdia", b"minf", b"stbl", name)
+        data = replaced(data, at, size, struct.pack(f">{len(numbers)}I", *numbers), parents)
+    return data + bytes(MANY)
+
+
+def test_tables_that_tell_too_much_take_little_time_and_memory(videos):
+    data = videos.textured("pyramid").data
+    track = read_track(memoryview(with_tables(data, TOLD_OFTEN)))
+    assert (np.diff(track.pts) == 512).all()
+    assert len(track.pts) == MANY
+    with pytest.raises(FormatError, match="4294967295 packets"):
+        read_track(memoryview(with_tables(data, {b"stsz": (1, 2**32 - 1)})))
+    # Runs that go through the same 100,000 chunks again and again, and find no packet in any of them.
+    chunks = {b"stco": (100_000, *[0] * 100_000), b"stsc": (200_000, *(1, 0, 1, 100_001, 0, 1) * 100_000)}
+    with pytest.raises(FormatError, match="do not ascend"):
+        read_track(memoryview(with_tables(data, chunks)))

@@ -222,3 +222,15 @@ def test_fragments_after_a_broken_box_are_noticed(user, made, tmp_path):
     with pytest.raises(SourceError, match="contain fragments that cannot be read") as caught:
         USERS[user](tmp_path / "a.mp4")
     assert caught.value.reason == "truncated"
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_elements_in_each_other_thousands_deep_are_passed_over(user, made, tmp_path):
+    data, entry = (made / "endless.mkv").read_bytes(), b"\xae"  # TrackEntry
+    nested = b""
+    for _ in range(3000):
+        nested = entry + (1 << 28 | len(nested)).to_bytes(4, "big") + nested
+    tracks = b"\x16\x54\xae\x6b" + (1 << 28 | len(nested)).to_bytes(4, "big") + nested
+    at = data.index(b"\x18\x53\x80\x67") + 12  # the first element of the segment
+    (tmp_path / "a.mkv").write_bytes(data[:at] + tracks + data[at:])
+    assert USERS[user](tmp_path / "a.mkv") == FRAMES

@@ -249,7 +249,7 @@ def edits(*segments: tuple[float, float], data: bytes) -> bytes:
     box = struct.pack(">I4s", len(box) + 8, b"edts") + box
     old = data.index(b"edts", trak) - 4
     size = struct.unpack_from(">I", data, old)[0]
-    return _replaced(data, old, size, box, (b"moov", b"trak"))
+    return replaced(data, old, size, box, (b"moov", b"trak"))
 
 
 def displayed(width: int, height: int, data: bytes) -> bytes:
@@ -267,10 +267,10 @@ def clap(width: int, height: int, data: bytes, right: int = 0, down: int = 0) ->
     entry = stsd + 12
     end = entry + struct.unpack_from(">I", data, entry)[0]
     names = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"stsd")
-    return _replaced(data, end, 0, box, names, (entry,))
+    return replaced(data, end, 0, box, names, (entry,))
 
 
-def _replaced(
+def replaced(
     data: bytes, at: int, size: int, new: bytes, parents: tuple[bytes, ...], places: tuple[int, ...] = ()
 ) -> bytes:
     """Return an MP4 whose tables are behind its packets with some bytes of them replaced."""
