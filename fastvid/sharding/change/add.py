@@ -153,7 +153,7 @@ def _extend_ledger(storage: Storage, work: ShardWork, parts: Sequence[Part], sta
         rows, _ = ledger.settle_rows(made, blocked, before=originals, drop_duplicates=work.drop_duplicates)
         # The row of a takedown says when and why, so a refused copy does not replace it.
         gone = {row["source_id"] for row in before if ledger.is_nameless(row)}
-        others += [row for row in before if row["source_id"] in known & gone]
+        others += [row for row in before if row["source_id"] in known and row["source_id"] in gone]
         return [*others, *(row for row in rows if row["source_id"] not in gone)]
 
     ledger.edit_ledger(storage, edit)

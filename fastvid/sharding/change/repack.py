@@ -31,7 +31,7 @@ from fastvid.errors import FormatError, UsageError
 from fastvid.format.annotations import KeptSignals, join_signals
 from fastvid.format.dataset import open_shard
 from fastvid.format.generations import Generation, ShardRecord, commit_generation, history, read_annotations, read_head
-from fastvid.format.schema import FOREIGN, later_stem
+from fastvid.format.schema import FOREIGN, later_stem, read_facts
 from fastvid.format.tar import TarDigest, read_members, to_json
 from fastvid.format.writing import ListedSample, listed_samples, write_in_place, write_shard
 from fastvid.runtime import faults
@@ -111,7 +111,8 @@ class Piece:
 
     def signals(self) -> KeptSignals:
         """Return the signals of the samples that are taken."""
-        frames = read_annotations(self.storage, self.generation)["num_frames"].slice(self.start, self.shard.samples)
+        facts = read_facts(self.storage, self.shard.name, ["stream", "num_frames"])
+        frames = facts.filter(pc.equal(facts["stream"], self.generation.streams[0]))["num_frames"]
         return KeptSignals(self.storage, self.shard, frames.to_pylist(), self.keep)
 
     def listed(self) -> Iterator[ListedSample]:

@@ -359,10 +359,10 @@ def restore_dataset(sources: Sequence[str], out: str | None = None) -> Restored:
             raise UsageError("a dataset exists already", file=storage.url, hint="name a new folder with --out")
         chosen, replaced = _without_replaced(tars)
         newest = max(chosen, key=lambda tar: tar.age).record
-        classes = list(newest["classes"])
-        for tar in sorted(chosen, key=lambda tar: tar.age, reverse=True):
-            classes += [name for name in tar.record["classes"] if name not in classes]
-        blocked, shards, rows = read_blocked(storage), list[ShardRecord](), list[dict[str, Any]]()
+        every = [newest, *(tar.record for tar in sorted(chosen, key=lambda tar: tar.age, reverse=True))]
+        names = dict.fromkeys(name for record in every for name in record["classes"])
+        classes = {name: number for number, name in enumerate(names)}
+        blocked, shards, rows = set(read_blocked(storage)), list[ShardRecord](), list[dict[str, Any]]()
         for tar in chosen:
             if tar.folder.url != storage.url:
                 link_or_copy(tar.folder, f"{tar.stem}.tar", storage, f"{tar.stem}.tar", None)
@@ -436,12 +436,12 @@ def _without_replaced(tars: Sequence[_Tar]) -> tuple[list[_Tar], tuple[str, ...]
     return sorted(chosen, key=lambda tar: tar.stem), tuple(sorted(replaced))
 
 
-def _row(sample: IndexedSample, tar: _Tar, classes: Sequence[str], is_blocked: bool) -> dict[str, Any]:
-    """Return the annotations of a sample; its label becomes an index into `classes`."""
+def _row(sample: IndexedSample, tar: _Tar, classes: Mapping[str, int], is_blocked: bool) -> dict[str, Any]:
+    """Return the annotations of a sample, with the number of its class."""
     row, info = stored_row(sample.meta), sample.streams[0].info
     label, names = row.pop("label", None), tar.record["classes"]
     if label is not None and label < len(names):
-        label = classes.index(names[label])
+        label = classes[names[label]]
     facts = {
         "key": sample.key,
         "source_id": sample.meta.get("source_id", sample.key),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, Final, Literal
 
@@ -137,7 +137,7 @@ def _nameless(name: str, digest: str | None) -> Row:
 
 
 def settle_rows(
-    rows: Sequence[Row], blocked: Container[str], *, before: Iterable[Row] = (), drop_duplicates: bool = False
+    rows: Sequence[Row], blocked: Iterable[str], *, before: Iterable[Row] = (), drop_duplicates: bool = False
 ) -> tuple[list[Row], set[str]]:
     """Return the rows of a finished job as its ledger stores them, and the sources whose samples must be hidden.
 
@@ -149,7 +149,7 @@ def settle_rows(
     the originals. `drop_duplicates`: whether to hide duplicates. Their bytes stay in the shards until `fastvid
     compact`, because duplicates are known only after all machines have read all sources.
     """
-    first: dict[tuple[str, str], str] = {}
+    first, refused = dict[tuple[str, str], str](), frozenset(blocked)
     for row in sorted(before, key=lambda row: row["source_id"]):
         if (content := _content(row)) is not None:
             first.setdefault(content, row["source_id"])
@@ -157,7 +157,7 @@ def settle_rows(
     hidden: set[str] = set()
     # Rows of takedowns come first: they say when and why, which rows of copies that are blocked here do not.
     for row in sorted(rows, key=lambda row: (not is_nameless(row), row["source_id"])):
-        if row["status"] == "packed" and row["source_sha256"] in blocked:
+        if row["status"] == "packed" and row["source_sha256"] in refused:
             hidden.add(row["source_id"])
             row = blocked_row(row["source_sha256"]) | {"seconds": row["seconds"]}
         elif (content := _content(row)) is not None:

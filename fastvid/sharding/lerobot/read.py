@@ -221,7 +221,7 @@ def read_lerobot(source: str) -> LeRobotDataset:
 
 def _check_rows(rows: Sequence[_Row], info: _Info, tasks: Sequence[str], url: str) -> None:
     """Raise FormatError if the list of episodes contradicts the other metadata."""
-    frames = sum(row.length for row in rows)
+    frames, known = sum(row.length for row in rows), set(tasks)
     if (len(rows), frames) != (info.total_episodes, info.total_frames):
         raise FormatError(
             f"metadata lists {len(rows)} episodes of {frames} frames, {INFO} says {info.total_episodes} of"
@@ -231,7 +231,7 @@ def _check_rows(rows: Sequence[_Row], info: _Info, tasks: Sequence[str], url: st
     for row, after in zip(rows, [*rows[1:], None], strict=True):
         if after is not None and after.episode_index == row.episode_index:
             raise FormatError(f"metadata lists episode {row.episode_index} twice", file=url)
-        if unknown := set(row.tasks) - set(tasks):
+        if unknown := set(row.tasks) - known:
             raise FormatError(
                 f"episode {row.episode_index} has the task {min(unknown)!r}, which the list of tasks lacks", file=url
             )
@@ -353,8 +353,10 @@ def _episodes(
         ):
             raise FormatError(f"path {video!r} names one file for several videos", file=f"{storage.url}/{INFO}")
         videos[camera] = [Place(file, 0) for file in files]
-        for file in dict.fromkeys(files) if version == "v3.0" else ():
-            numbers = [number for number, one in enumerate(files) if one == file]
+        episodes_of = dict[str, list[int]]()
+        for number, file in enumerate(files):
+            episodes_of.setdefault(file, []).append(number)
+        for file, numbers in episodes_of.items() if version == "v3.0" else ():
             films = [rows[number].films[camera] for number in numbers]
             stated = [(film.from_timestamp * info.fps, film.to_timestamp * info.fps) for film in films]
             places, left = _firsts(file, stated, [rows[number].length for number in numbers])

@@ -408,7 +408,8 @@ def _page(summary: Summary, sheet: ContactSheet, ledger: Section | None) -> byte
 
 
 def _figures(summary: Summary) -> list[tuple[str, str, str]]:
-    counts = [c.count for c in summary.class_counts if c.name in set(summary.generation.classes)]
+    classes = set(summary.generation.classes)
+    counts = [c.count for c in summary.class_counts if c.name in classes]
     shards = len(summary.generation.shards)
     hidden = f", {count(summary.removed)} removed" if summary.removed else ""
     found = [("Samples", count(summary.num_samples), f"{things(shards, 'shard')}{hidden}")]

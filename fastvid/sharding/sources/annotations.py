@@ -104,7 +104,7 @@ def read_annotations(
         parts.append(part.rows)
         # If the class names of each file are sorted, sort those of all files together.
         ordered = classes == sorted(classes) and list(part.classes) == sorted(part.classes)
-        classes += [name for name in part.classes if name not in set(classes)]
+        classes = list(dict.fromkeys([*classes, *part.classes]))
         classes = sorted(classes) if ordered else classes
     rows = parts[0] if len(parts) == 1 else Spool(chain(*parts))
     return name_classes(rows, classes, class_names)

@@ -130,6 +130,20 @@ def test_changes_of_a_dataset_keep_the_signals_of_each_episode(which, request, t
     assert verify_dataset(str(tmp_path / "both"), workers=1).problems == []
 
 
+def test_signals_of_more_shards_are_joined_without_more_reads_of_the_annotations(indexed, tmp_path, monkeypatch):
+    read, names = LocalStorage.read, list[str]()
+    monkeypatch.setattr(LocalStorage, "read", lambda self, name: names.append(name) or read(self, name))
+
+    def reads(*keys: str) -> int:
+        names.clear()
+        made = make_subset(indexed, tmp_path / str(len(keys)), Selection(keys=keys))
+        check_signals(fastvid.open(made.dataset), {key: EVERY[key] for key in keys})
+        return sum(name.startswith("annotations-") for name in names)
+
+    assert len(fastvid.open(indexed).generation.shards) > 1
+    assert reads(next(iter(EVERY))) == reads(*list(EVERY)[::2])
+
+
 def test_merged_statistics_are_those_of_all_frames(indexed, tmp_path):
     merge_datasets([indexed, indexed], tmp_path / "both", prefixes=["a", "b"])
     one, both = (fastvid.open(folder).signals["action"]["stats"] for folder in (indexed, tmp_path / "both"))
