@@ -16,6 +16,7 @@ from fastvid.runtime import faults
 
 _BLOCK: Final = tarfile.BLOCKSIZE
 _DIGITS: Final = re.compile(rb"[0-7]*")
+_LENGTH: Final = re.compile(rb"([0-9]{1,18}) ")  # of a pax record, before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +144,14 @@ def _octal(field: bytes) -> int:
 
 
 def _pax_path(data: bytes) -> str | None:
-    path = None
-    while data:
-        length, _, _ = data.partition(b" ")
-        if not length.isdigit() or int(length) < len(length) + 2:
+    path, at = None, 0
+    while at < len(data):
+        found = _LENGTH.match(data, at)
+        length = int(found[1]) if found else 0
+        if found is None or length < len(found[0]) + 1:
             raise FormatError("tar has a malformed pax header")
-        record = data[len(length) + 1 : int(length)].rstrip(b"\n")
-        name, _, value = record.partition(b"=")
+        name, _, value = data[found.end() : at + length].rstrip(b"\n").partition(b"=")
         if name == b"path":
             path = value.decode("utf-8", "surrogateescape")
-        data = data[int(length) :]
+        at += length
     return path

@@ -61,6 +61,26 @@ def test_tar_is_plain_and_depends_only_on_its_samples(tmp_path, clips):
     assert [(m.name, m.offset, m.size) for m in read_members(memoryview(data))] == expected
 
 
+def with_pax(records: bytes, name: str = "a.mp4") -> memoryview:
+    """Return a tar of an empty file after a pax header with these records."""
+    head, info = tarfile.TarInfo("records"), tarfile.TarInfo(name)
+    head.type, head.size = tarfile.XHDTYPE, len(records)
+    parts = (head.tobuf(tarfile.USTAR_FORMAT), records, bytes(-len(records) % 512), info.tobuf(tarfile.USTAR_FORMAT))
+    return memoryview(b"".join((*parts, bytes(1024))))
+
+
+def test_long_names_are_read_and_pax_headers_that_tell_too_much_take_little_time():
+    for kind in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        made, name = io.BytesIO(), "folder/" * 40 + "é.mp4"
+        with tarfile.open(fileobj=made, mode="w", format=kind) as tar:
+            tar.addfile(tarfile.TarInfo(name))
+        assert [member.name for member in read_members(memoryview(made.getvalue()))] == [name]
+    assert [member.name for member in read_members(with_pax(b"5 a=\n" * 1_000_000))] == ["a.mp4"]
+    for records in (b"1" * 10_000, b"2 a", b"a=b\n", b"-1 a=b\n", b"1_0 path=b\n"):
+        with pytest.raises(FormatError, match="malformed pax header"):
+            list(read_members(with_pax(records)))
+
+
 def test_idx_is_identical_to_that_of_dali_wds2idx(dataset, tmp_path):
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     out = tmp_path / "expected.idx"
