@@ -89,8 +89,8 @@ def _split(packed: list[list[int]], costs: IntArray, more: int) -> list[list[int
     """Divide each of the `more` bins with the most clips into two of about equal cost; return all bins."""
     by_count = sorted(range(len(packed)), key=lambda number: (-len(packed[number]), number))
     chosen = [number for number in by_count[:more] if len(packed[number]) > 1]
-    whole = set(range(len(packed))).difference(chosen)
-    found = [packed[number] for number in sorted(whole)]
+    divided = set(chosen)
+    found = [one for number, one in enumerate(packed) if number not in divided]
     for number in chosen:
         halves: tuple[list[int], list[int]] = ([], [])
         sums = [0, 0]
