@@ -208,7 +208,7 @@ def read_lerobot(source: str) -> LeRobotDataset:
         raise FormatError(f"a scale of depth does not parse: {error}", file=f"{url}/{INFO}") from error
     tasks = _tasks(storage, version)
     rows = _rows(storage, version, cameras)
-    _check_rows(rows, info, tasks, url)
+    _check_rows(rows, info, frozenset(tasks), url)
     stats = _json(storage, STATS) if version == "v3.0" or storage.exists(STATS) else _joined_stats(storage)
     episodes, unnamed = _episodes(storage, version, info, cameras, rows)
     ignored = Counter({UNNAMED: unnamed})
@@ -219,9 +219,9 @@ def read_lerobot(source: str) -> LeRobotDataset:
     return LeRobotDataset(storage, known, info.features, cameras, signals, episodes, tasks, stats, +ignored, depth)
 
 
-def _check_rows(rows: Sequence[_Row], info: _Info, tasks: Sequence[str], url: str) -> None:
+def _check_rows(rows: Sequence[_Row], info: _Info, tasks: frozenset[str], url: str) -> None:
     """Raise FormatError if the list of episodes contradicts the other metadata."""
-    frames, known = sum(row.length for row in rows), set(tasks)
+    frames = sum(row.length for row in rows)
     if (len(rows), frames) != (info.total_episodes, info.total_frames):
         raise FormatError(
             f"metadata lists {len(rows)} episodes of {frames} frames, {INFO} says {info.total_episodes} of"
@@ -231,7 +231,7 @@ def _check_rows(rows: Sequence[_Row], info: _Info, tasks: Sequence[str], url: st
     for row, after in zip(rows, [*rows[1:], None], strict=True):
         if after is not None and after.episode_index == row.episode_index:
             raise FormatError(f"metadata lists episode {row.episode_index} twice", file=url)
-        if unknown := set(row.tasks) - known:
+        if unknown := set(row.tasks) - tasks:
             raise FormatError(
                 f"episode {row.episode_index} has the task {min(unknown)!r}, which the list of tasks lacks", file=url
             )
