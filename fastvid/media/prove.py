@@ -49,8 +49,9 @@ from fastvid.runtime.arrays import FloatArray, IntArray
 
 
 def frame_digest(frame: VideoFrame) -> bytes:
-    """Return a 16-byte hash of a frame's samples; padding between rows is ignored."""
-    digest = hashlib.blake2b(digest_size=16)
+    """Return the SHA-256 of a frame's samples, 32 bytes; padding between rows is ignored."""
+    # Processors have instructions for it, and compute it twice as fast as BLAKE2b.
+    digest = hashlib.sha256()
     if frame.format.is_planar and not frame.format.is_rgb:
         wide = 2 if frame.format.components[0].bits > 8 else 1
         plane: Any  # supports the buffer protocol, which the stubs omit
