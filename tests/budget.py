@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[1]
 BUDGET: Final[dict[str, int]] = {
     "format": 3_499,
     "decode": 2_466,
-    "media": 2_274,
+    "media": 2_272,
     "storage": 1_852,
     "videos": 794,
     "sharding": 11_003,

@@ -199,7 +199,7 @@ def check_sample(
     if indexed is None:
         yield from play_stream(data)
         return
-    info, kept = indexed.info, dict[int, bytes]()
+    info, kept = indexed.info, dict[int, str]()
     # The last frame and some others, always the same ones.
     picks = np.random.default_rng(zlib.crc32(key.encode())).integers(0, info.num_frames, _PLANNED - 1)
     chosen = {info.num_frames - 1, *picks.tolist()}
@@ -218,7 +218,7 @@ def check_plans(
     table: PacketTable,
     read: Read,
     clips: Sequence[Sequence[int]],
-    expected: Mapping[int, bytes],
+    expected: Mapping[int, str],
     decoder: PyAvDecoder,
 ) -> Iterator[Finding]:
     """Yield how frames that are decoded from planned packets differ from those that a player shows.
@@ -272,9 +272,9 @@ def _crops_alike(draws: np.random.Generator, clip: EncodedClip, decoder: PyAvDec
     return found[0].tobytes() == found[1].tobytes()
 
 
-def _digests(decoder: PyAvDecoder, clip: EncodedClip) -> list[bytes]:
+def _digests(decoder: PyAvDecoder, clip: EncodedClip) -> list[str]:
     """Return the digest of each frame of a clip without repeated frames."""
-    found = dict[int, bytes]()
+    found = dict[int, str]()
     decoder.give(clip, lambda frame, place: found.update({place: frame_digest(frame)}))
     return [found[place] for place in range(len(clip.request.frames))]
 
@@ -441,7 +441,7 @@ class Comparison:
         listed: list[int] = np.sort(times[tables.shown & (times >= since)]).tolist()
         return sorted(time for time in found if time >= since) == listed
 
-    def _played(self, numbers: Sequence[int]) -> dict[int | None, bytes]:
+    def _played(self, numbers: Sequence[int]) -> dict[int | None, str]:
         """Return, by packet number, the digests of the frames that packets show, decoded by FFmpeg in one pass.
 
         The pass begins at an earlier key packet than the plan of the last frame does, so that a key packet at which
@@ -454,7 +454,7 @@ class Comparison:
         if at and any(number > keys[at] and times[number] < times[keys[at]] for number in numbers):
             at -= 1
         self._fetch(int(keys[at]) if len(keys) else 0, max(numbers) + NEAR)
-        missing, found = {int(times[number]): number for number in numbers}, dict[int | None, bytes]()
+        missing, found = {int(times[number]): number for number in numbers}, dict[int | None, str]()
         with self._demuxed(int(times[keys[at] if len(keys) else 0])) as (source, stream, begin):
             for frame in source.decode(stream):
                 number = missing.pop(frame.pts - begin, None) if frame.pts is not None else None
