@@ -140,11 +140,8 @@ class Pipeline:
     start: Callable[[], Batches]
 
 
-def spent(start: Callable[[], Batches], size: int, batches: int) -> tuple[float, float]:
-    """Return the wall and CPU seconds of a pipeline, in this process and those that it starts, for so many batches.
-
-    `size`: clips of a batch; a pipeline whose batches differ is timed for as many clips.
-    """
+def spent(start: Callable[[], Batches], batches: int) -> tuple[float, float]:
+    """Return the wall and CPU seconds of a clip over so many batches, in this process and those that it starts."""
     import torch
 
     # More torch threads would compete with the workers of rivals.
@@ -157,8 +154,8 @@ def spent(start: Callable[[], Batches], size: int, batches: int) -> tuple[float,
         batch = next(made)
         clips += len(batch)
         assert (batch.dtype, batch.shape[1:]) == (torch.uint8, (3, 8, 224, 224))
-    wall, scale = time.perf_counter() - wall, batches * size / clips
-    return scale * wall, scale * (cpu_of_family(os.getpid()) - cpu)
+    wall = time.perf_counter() - wall
+    return wall / clips, (cpu_of_family(os.getpid()) - cpu) / clips
 
 
 def compare(inputs: PipelineInputs, args: argparse.Namespace) -> dict[str, Any]:
@@ -176,9 +173,9 @@ def compare(inputs: PipelineInputs, args: argparse.Namespace) -> dict[str, Any]:
             result["refused"][name] = str(error)
             _log.warning("%s cannot run here: %s", name, error)
     result["load_average"] = os.getloadavg()[0]
-    found = _in_turn(chosen, inputs, args.batches, args.rounds)
+    found = _in_turn(chosen, args.batches, args.rounds)
     result["page-cached"] = [
-        {"pipeline": one.name, "settings": dict(one.settings), **_rates(times, args.batches * inputs.batch)}
+        {"pipeline": one.name, "settings": dict(one.settings), **_rates(times)}
         for one, times in zip(chosen, found, strict=True)
     ]
     for entry, times in zip(result["page-cached"][1:], found[1:], strict=True):
@@ -197,8 +194,8 @@ def _sweep(name: str, inputs: PipelineInputs, args: argparse.Namespace) -> tuple
         for options in settings
         for workers in (counts if args.by == "wall" else [inputs.workers])
     ]
-    found = _in_turn(tried, inputs, args.batches, args.sweep_rounds)
-    rates = [_rates(times, args.batches * inputs.batch) for times in found]
+    # A third of a round is enough to tell the best settings.
+    rates = [_rates(times) for times in _in_turn(tried, max(1, args.batches // 3), args.sweep_rounds)]
     for one, rate in zip(tried, rates, strict=True):
         _log.info("%s %s: %s", name, dict(one.settings), rate)
     cost = [rate["cpu_ms_a_clip"] if args.by == "cpu" else 1 / rate["clips_a_second"] for rate in rates]
@@ -206,14 +203,12 @@ def _sweep(name: str, inputs: PipelineInputs, args: argparse.Namespace) -> tuple
     return best, [dict(one.settings) | rate for one, rate in zip(tried, rates, strict=True)]
 
 
-def _in_turn(
-    pipelines: Sequence[Pipeline], inputs: PipelineInputs, batches: int, rounds: int
-) -> list[list[tuple[float, float]]]:
-    """Return the wall and CPU seconds of each round of each pipeline."""
+def _in_turn(pipelines: Sequence[Pipeline], batches: int, rounds: int) -> list[list[tuple[float, float]]]:
+    """Return the wall and CPU seconds of a clip in each round of each pipeline."""
 
     def once(number: int, _: int) -> tuple[float, float]:
         # A process of its own each time: a waiting pipeline would prefetch during the turns of others.
-        wall, cpu = apart(spent, pipelines[number].start, inputs.batch, batches)
+        wall, cpu = apart(spent, pipelines[number].start, batches)
         return wall, cpu
 
     return list(in_turn(range(len(pipelines)), rounds, once).values())
@@ -227,13 +222,13 @@ def over_http(inputs: PipelineInputs, batches: int, rounds: int, latency: float)
         pipelines = [Pipeline("local", {}, partial(fastvid_loader, inputs))]
         pipelines.append(Pipeline("http", {"latency_ms": latency}, partial(fastvid_loader, remote)))
         before = cpu_of_family(server)
-        local, http = _in_turn(pipelines, inputs, batches, rounds)
+        local, http = _in_turn(pipelines, batches, rounds)
         served = cpu_of_family(server) - before
         planned = counted(url, lambda: one_epoch(url, inputs.batch))
     return {
         "latency_ms": latency,
-        "local": _rates(local, batches * inputs.batch),
-        "http": _rates(http, batches * inputs.batch),
+        "local": _rates(local),
+        "http": _rates(http),
         "http_over_local": _ratio(http, local),
         # Spent on the same cores, which a server on another host would leave to the loader.
         "server_cpu_ms_a_clip": 1e3 * served / (rounds * (batches + _WARM) * inputs.batch),
@@ -259,9 +254,9 @@ def one_epoch(url: str, batch: int) -> int:
     return sum(one.num_rows for one in loader)
 
 
-def _rates(times: Sequence[tuple[float, float]], clips: int) -> dict[str, float]:
-    cpu = 1e3 * statistics.median(cpu for _, cpu in times) / clips
-    return ranged("clips_a_second", [clips / wall for wall, _ in times]) | {"cpu_ms_a_clip": cpu}
+def _rates(times: Sequence[tuple[float, float]]) -> dict[str, float]:
+    cpu = 1e3 * statistics.median(cpu for _, cpu in times)
+    return ranged("clips_a_second", [1 / wall for wall, _ in times]) | {"cpu_ms_a_clip": cpu}
 
 
 def _ratio(ours: Sequence[tuple[float, float]], theirs: Sequence[tuple[float, float]]) -> dict[str, float]:
