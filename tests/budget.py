@@ -24,17 +24,17 @@ BUDGET: Final[dict[str, int]] = {
     "media": 2_272,
     "storage": 1_852,
     "videos": 794,
-    "sharding": 11_003,
+    "sharding": 10_991,
     "load": 5_867,
     "train": 6_597,
     "models": 1_057,
     "cli": 1_464,
     "report": 417,
-    "runtime": 627,
+    "runtime": 635,
     "demo": 366,
     "tune": 537,
     "root": 172,
-    "bench": 8_499,
+    "bench": 8_496,
     "examples": 553,
     "pipelines": 585,
     "docker": 199,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 50_492
+TESTS: Final = 50_506
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from importlib.abc import InspectLoader
     from importlib.machinery import ModuleSpec
 
+_DIGITS: Final = re.compile(r"([0-9]+)")
 _RAW_NAME: Final = "bytes:"
 _LISTED: Final = re.compile(r"^    from (\S+) import (\w+) as (\w+)$", re.MULTILINE)
 
@@ -34,10 +35,24 @@ VIDEO_SUFFIXES: Final = frozenset(
 )  # fmt: skip
 """File name suffixes of videos, in lower case."""
 
+PICTURE_SUFFIXES: Final = frozenset({".jpeg", ".jpg", ".png"})
+"""Suffixes of pictures that may be the frames of a video."""
+
 
 def is_video(name: str) -> bool:
     """Return whether a file name has the suffix of a video."""
     return os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES
+
+
+def picture_order(names: Iterable[str]) -> list[str]:
+    """Return the names of pictures, in the order of the numbers in them, which may have any length."""
+    found = [name for name in names if os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES]
+    return sorted(found, key=lambda name: [_in_order(part) for part in _DIGITS.split(name)])
+
+
+def _in_order(part: str) -> tuple[int, str]:
+    number = part.lstrip("0")
+    return len(number) if _DIGITS.match(part) else 0, number
 
 
 def encode_name(name: str) -> str:

@@ -26,7 +26,7 @@ from fastvid.format.tar import read_members
 from fastvid.media.ffmpeg import is_full, no_space
 from fastvid.media.probe import unreadable
 from fastvid.media.reasons import Reason
-from fastvid.runtime.names import encode_name, is_video
+from fastvid.runtime.names import encode_name, is_video, picture_order
 from fastvid.sharding.sources import sources
 from fastvid.sharding.sources.annotations import make_row, name_classes
 from fastvid.sharding.sources.sources import SourceFile, SourceList
@@ -175,7 +175,7 @@ def tar_pictures(path: str) -> dict[str, tuple[int, int]]:
     """Return byte offset and size of each picture in a tar, by name, in order; empty if the tar contains a video."""
     view = LocalStorage(os.path.dirname(path)).map(os.path.basename(path))
     members = {member.name: (member.offset, member.size) for member in read_members(view)}
-    return {} if any(map(is_video, members)) else {name: members[name] for name in sources.picture_order(members)}
+    return {} if any(map(is_video, members)) else {name: members[name] for name in picture_order(members)}
 
 
 def _mux(pictures: Iterator[tuple[str, bytes]], rate: Fraction, file: IO[bytes]) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 from fastvid.errors import StorageError, UsageError
 from fastvid.format.schema import KEY_PATTERN, MAX_KEY_BYTES, PICTURES
 from fastvid.media.reasons import Reason
-from fastvid.runtime.names import encode_name, is_video, meant
+from fastvid.runtime.names import PICTURE_SUFFIXES, encode_name, is_video, meant, picture_order
 from fastvid.sharding.sources.spool import Spool, sort
 from fastvid.sharding.sources.tables import AnnotationRow, Annotations, class_names, seconds_text, split_of
 from fastvid.storage import RemoteOptions
@@ -38,12 +38,8 @@ LISTS: Final = {".csv": "csv", ".json": "json", ".jsonl": "jsonl", ".parquet": "
 LEROBOT_INFO: Final = "meta/info.json"
 """The file that describes a LeRobot dataset, in its folder."""
 
-PICTURE_SUFFIXES: Final = frozenset({".jpeg", ".jpg", ".png"})
-"""Suffixes of pictures that may be the frames of a video."""
-
 MODIFIED: Final = "modified-"
 """Prefix of the tag of a local file; its modification time in nanoseconds follows."""
-_DIGITS: Final = re.compile(r"([0-9]+)")
 _NOT_IN_KEYS: Final = re.compile(r"[^A-Za-z0-9_/-]")
 _NAMES: Final = 3  # maximum number of names of ignored files that are listed for each kind
 _NAMELESS: Final = frozenset({"hidden file", "special file", "linked folder"})
@@ -94,12 +90,6 @@ def walk(root: str) -> Iterator[tuple[str, list[str], list[str]]]:
 def has_videos(folder: str) -> bool:
     """Return whether a file below a folder is named like a video."""
     return any(is_video(name) for _, _, names in walk(folder) for name in names)
-
-
-def picture_order(names: Iterable[str]) -> list[str]:
-    """Return the names of pictures, in the order of the numbers in them."""
-    found = [name for name in names if os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES]
-    return sorted(found, key=lambda name: [int(part) if part.isdigit() else part for part in _DIGITS.split(name)])
 
 
 def pictures_in(folder: str) -> dict[str, int]:

@@ -26,19 +26,12 @@ from fastvid.format.in_place import ListedFile, Root
 from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS, FLOW, PICTURES, StreamFlag
 from fastvid.format.tar import TarMember, read_members, sample_groups
 from fastvid.media.reasons import Reason
-from fastvid.runtime.names import decode_name, encode_name, is_video
+from fastvid.runtime.names import decode_name, encode_name, is_video, picture_order
 from fastvid.runtime.values import path_text
+from fastvid.sharding.sources import tables
 from fastvid.sharding.sources.annotations import name_classes, read_annotations
 from fastvid.sharding.sources.inside import table_sources, tar_pictures
-from fastvid.sharding.sources.sources import (
-    Source,
-    SourceList,
-    assign_keys,
-    find_sources,
-    has_videos,
-    picture_order,
-    walk,
-)
+from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, find_sources, has_videos, walk
 from fastvid.sharding.sources.tables import LABELS, MAX_LABEL, RESERVED, AnnotationRow, class_order, plain_value
 from fastvid.storage import open_storage
 from fastvid.storage.urls import is_remote
@@ -215,8 +208,8 @@ def _read_fields(view: memoryview, fields: Iterable[_Field]) -> tuple[dict[str, 
                     label = _label(text.strip())
             else:
                 columns |= _fields(json.loads(text))
-        except (ValueError, RecursionError) as error:
-            notes.append(f"{member.suffix} does not parse: {str(error)[:80]}")
+        except (FormatError, ValueError, RecursionError) as error:
+            notes.append(f"{member.suffix} does not parse: {str(error).splitlines()[0][:80]}")
     if label is None and isinstance(columns.get("label"), str | int):
         try:
             label = _label(str(columns.pop("label")))
@@ -240,8 +233,9 @@ def _fields(record: Any) -> dict[str, Any]:
         raise FormatError("not a JSON object")
     columns: dict[str, Any] = {}
     for name, value in record.items():
-        if name == LABELS and isinstance(value, list) and all(type(part) in (str, int) for part in value):
-            columns[LABELS] = list(dict.fromkeys(_label(str(part)) for part in value))
+        if name == LABELS:
+            several = tables.label_list(value)
+            columns[LABELS] = several and list(dict.fromkeys(map(_label, several)))
             continue
         plain = plain_value(value)
         if isinstance(plain, list) and any(isinstance(part, str) for part in plain):
@@ -394,8 +388,7 @@ def gather_sources(
         return _storable(dataset_sources(paths))
     if kind == "tars":
         return _storable(_by_tars(find_tars(paths), class_names, rate))
-    tables = [table for path in paths for table in find_tables(path)]
-    return _storable(table_sources(tables, columns, class_names))
+    return _storable(table_sources([table for path in paths for table in find_tables(path)], columns, class_names))
 
 
 def _check_alone(kind: str, some: Sequence[str], paths: Sequence[str], *, annotated: bool) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import fastvid
 from fastvid.cli.main import main
+from fastvid.runtime.names import picture_order
 from fastvid.sharding.sources.tars import gather_sources
 from tests.sharding.shardtools import ffmpeg, ledger, make, tar_of
 
@@ -133,6 +134,11 @@ def test_pictures_of_a_folder_or_a_tar_are_the_frames_of_a_video(tmp_path, capsy
     assert levels(tmp_path / "other") == {"film": [0, 1, 2, 3]}
 
 
+def test_pictures_are_in_the_order_of_numbers_of_any_length():
+    names = ["f_9.jpg", "f_010.png", "f_11.jpg", f"f_{'1' * 5000}.jpg", f"f_{'2' * 5000}.jpg", "²5.jpg"]
+    assert picture_order([*reversed(names), "notes.txt"]) == names
+
+
 def test_what_is_no_picture_rejects_its_video_alone(tmp_path):
     pictures(tmp_path / "raw/good", 3)
     pictures(tmp_path / "raw/mixed", 2)
@@ -219,6 +225,14 @@ CASES = {
     "twice apart": (
         [("k0.mp4", b"v"), ("k1.mp4", b"v"), ("k0.mp4", b"w"), ("k0.txt", "late")],
         {"a/k0": (None, {}), "k1": (None, {}), "k0_mp4_2": "duplicate-name", "a/k0_2": "no-video-stream"},
+    ),
+    "no object": (
+        [("a.mp4", b"v"), ("a.json", '["words"]'), ("b.mp4", b"v"), ("b.json", '{"x": 1}')],
+        {"a": (None, {}), "b": (None, {"x": 1})},
+    ),
+    "labels": (
+        [("a.mp4", b"v"), ("a.json", '{"labels": "jump;run"}'), ("b.mp4", b"v"), ("b.json", '{"labels": [[1]]}')],
+        {"a": (None, {"labels": ["jump", "run"]}), "b": (None, {})},
     ),
     "two formats": ([("k.mp4", b"v"), ("k.webm", b"v")], None),
 }  # fmt: skip
