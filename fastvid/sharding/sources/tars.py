@@ -209,12 +209,19 @@ def _read_fields(view: memoryview, fields: Iterable[_Field]) -> tuple[dict[str, 
             else:
                 columns |= _fields(json.loads(text))
         except (FormatError, ValueError, RecursionError) as error:
-            notes.append(f"{member.suffix} does not parse: {str(error).splitlines()[0][:80]}")
+            notes.append(f"{member.suffix} does not parse: {str(error)[:80]}")
     if label is None and isinstance(columns.get("label"), str | int):
         try:
             label = _label(str(columns.pop("label")))
         except ValueError as error:
             notes.append(f"label does not parse: {error}")
+    if LABELS in columns:
+        try:
+            several = tables.label_list(columns[LABELS])
+            columns[LABELS] = several and list(dict.fromkeys(map(_label, several)))
+        except ValueError as error:
+            del columns[LABELS]
+            notes.append(f"labels do not parse: {error.args[0]}")
     return columns, label, tuple(notes)
 
 
@@ -233,10 +240,6 @@ def _fields(record: Any) -> dict[str, Any]:
         raise FormatError("not a JSON object")
     columns: dict[str, Any] = {}
     for name, value in record.items():
-        if name == LABELS:
-            several = tables.label_list(value)
-            columns[LABELS] = several and list(dict.fromkeys(map(_label, several)))
-            continue
         plain = plain_value(value)
         if isinstance(plain, list) and any(isinstance(part, str) for part in plain):
             plain = json.dumps(plain)

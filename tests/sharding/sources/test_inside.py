@@ -231,8 +231,11 @@ CASES = {
         {"a": (None, {}), "b": (None, {"x": 1})},
     ),
     "labels": (
-        [("a.mp4", b"v"), ("a.json", '{"labels": "jump;run"}'), ("b.mp4", b"v"), ("b.json", '{"labels": [[1]]}')],
-        {"a": (None, {"labels": ["jump", "run"]}), "b": (None, {})},
+        [("a.mp4", b"v"), ("a.json", '{"labels": "jump;run"}'), ("b.mp4", b"v"),
+         ("b.json", '{"labels": [[1]], "x": 1}'), ("c.mp4", b"v"), ("c.json", '{"labels": ""}'), ("d.mp4", b"v"),
+         ("d.json", '{"labels": ["run", 7, "run"]}')],
+        {"a": (None, {"labels": ["jump", "run"]}), "b": (None, {"x": 1}), "c": (None, {"labels": None}),
+         "d": (None, {"labels": ["run", "7"]})},
     ),
     "two formats": ([("k.mp4", b"v"), ("k.webm", b"v")], None),
 }  # fmt: skip
