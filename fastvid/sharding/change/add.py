@@ -402,7 +402,7 @@ def _settings(limits: Limits, bounds: Mapping[str, Any], generation: Generation,
     except TypeError as error:
         raise UsageError(
             f"this fastvid cannot encode the dataset's profile {shard.profile.get('name', 'unknown')!r}",
-            hint="shard these sources into a separate dataset",
+            hint="make a dataset of these sources, and join the two datasets with `fastvid merge`",
         ) from error
     build = profile.completed(build)
     if not profile.runs_on(build):

@@ -15,7 +15,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby
+from itertools import chain, count, groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -157,8 +157,7 @@ def _find_local(roots: Sequence[str], ignored: _Ignored, follow_links: bool, rat
                     name = os.path.relpath(place, common if place != common else os.path.dirname(common))
                     yield SourceFile(name, root, parts, place, sum(sizes.values()), inside=rate)
             continue
-        entries = _walk(root, ignored) if os.path.isdir(root) else [root]
-        for path in entries:
+        for path in _walk(root, ignored) if os.path.isdir(root) else [root]:
             problem = (None if follow_links else check_inside(path, folder)) or _check_target(path)
             parts = tuple(os.path.relpath(path, folder).split(os.sep))
             size, tag = 0, None
@@ -417,16 +416,15 @@ def assign_keys(sources: Iterable[Source]) -> Sequence[Source]:
         alone = wanted[key] == 1 or (unchanged[key] == 1 and key == _stem(name))
         return alone and key not in folders and len(key) <= MAX_SOURCE_KEY_BYTES
 
+    def is_new(key: str) -> bool:
+        return hash(key) not in every[np.searchsorted(every, hash(key)) :][:1]
+
     changed = sorted(name for name, key in keys.items() if not is_free(name, key))
     taken = {*folders, *(keys[name] for name in keys.keys() - set(changed))}
     for name in changed:
-        digits = _HASH_DIGITS
-        key = _hashed(keys[name], name, digits)
-        while key in taken or (key not in wanted and hash(key) in every[np.searchsorted(every, hash(key)) :][:1]):
-            digits += 1
-            key = _hashed(keys[name], name, digits)
-        taken.add(key)
-        keys[name] = key
+        longer = (_hashed(keys[name], name, digits) for digits in count(_HASH_DIGITS))
+        keys[name] = next(key for key in longer if key not in taken and (key in wanted or is_new(key)))
+        taken.add(keys[name])
     return Spool(replace(one, key=keys[one.id]) if one.id in keys else one for one in found)
 
 

@@ -10,10 +10,11 @@ import json
 import math
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -129,11 +130,19 @@ def _samples(view: memoryview, key: str, group: Sequence[TarMember], seen: set[s
         columns, label, notes = _read_fields(view, fields)
         yield TarSample(Source(key, "", 0, label, columns, problem=problem, notes=notes), members[0].offset)
     unused = {one.member.name: f"left aside: {one.member.suffix}" for one in fields}
+    # A key may have thousands of videos and fields: most fields cannot belong to a video, and are not compared with it.
+    named, below = defaultdict[str, list[_Field]](list), defaultdict[str, list[_Field]](list)
+    for one in fields:
+        *shorter, part = _prefixes(one.part)
+        named[part].append(one)
+        for prefix in shorter:
+            below[prefix].append(one)
     pairs = []
     for part, _ in videos:
-        alone = len(videos) == 1 and not any(one.part == part for one in fields)
+        alone = len(videos) == 1 and not named[part]
+        near = fields if alone else [*chain.from_iterable(named[prefix] for prefix in _prefixes(part)), *below[part]]
         # Sort by closeness: the closest field is read last, and so replaces labels and columns of the others.
-        close = [one for one in fields if one.closeness(part, alone=alone)]
+        close = [one for one in near if one.closeness(part, alone=alone)]
         pairs.append(sorted(close, key=lambda one: one.closeness(part, alone=alone)))
         for one in close:
             unused.pop(one.member.name, None)
@@ -149,6 +158,12 @@ def _samples(view: memoryview, key: str, group: Sequence[TarMember], seen: set[s
     for member in again:
         problem = Reason.DUPLICATE_NAME, f"the tar has an earlier member {encode_name(member.name)!r}"
         yield TarSample(Source(f"{member.name}#2", "", problem=problem), member.offset)
+
+
+def _prefixes(part: str) -> list[str]:
+    """Return the beginnings of a part of a name that end before a dot, from "" to all of it."""
+    words = part.split(".") if part else []
+    return [".".join(words[:count]) for count in range(len(words) + 1)]
 
 
 def _part(member: TarMember) -> str:
