@@ -24,7 +24,7 @@ BUDGET: Final[dict[str, int]] = {
     "media": 2_272,
     "storage": 1_852,
     "videos": 794,
-    "sharding": 11_002,
+    "sharding": 11_006,
     "load": 5_867,
     "train": 6_597,
     "models": 1_057,

@@ -53,7 +53,7 @@ def table_sources(
             with pq.ParquetFile(path) as table:
                 schema, metadata = table.schema_arrow, table.metadata
                 video = videos[path] = _video_column(schema, path, chosen)
-                left_out = [field.name for field in schema if field.name != video and _is_video(field.type)]
+                left_out = [field.name for field in schema if field.name != video and _has_bytes(field.type)]
                 ignored.update(
                     {f"cell of the column {name}, which is not kept": metadata.num_rows for name in left_out}
                 )
@@ -86,6 +86,13 @@ def _is_video(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0 and _is_video(kind.field("bytes").type)
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _has_bytes(kind: pa.DataType) -> bool:
+    """Return whether cells of a type contain bytes, which annotations cannot."""
+    if pa.types.is_nested(kind):
+        return any(_has_bytes(kind.field(number).type) for number in range(kind.num_fields))
+    return "binary" in str(kind)
 
 
 def _video_column(schema: pa.Schema, path: str, chosen: str | None) -> str:
