@@ -25,7 +25,7 @@ BUDGET: Final[dict[str, int]] = {
     "storage": 1_852,
     "videos": 794,
     "sharding": 11_006,
-    "load": 5_867,
+    "load": 5_868,
     "train": 6_597,
     "models": 1_057,
     "cli": 1_464,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 50_509
+TESTS: Final = 50_513
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -193,7 +193,7 @@ def check_seconds(**values: float) -> None:
 
 def is_number(value: object) -> bool:
     """Return whether a value is a single number of any type."""
-    return hasattr(value, "__float__") and not getattr(value, "shape", ())
+    return hasattr(value, "__float__") and not isinstance(value, type) and not getattr(value, "shape", ())
 
 
 _BLOCK: Final = 1 << 24

@@ -164,7 +164,7 @@ def _bounds(name: str, value: Any, *, centre: float, least: float, most: float) 
     if is_number(value):
         pair = (max(least, centre - value), centre + value) if value >= 0 else (math.nan, math.nan)
     else:
-        pair = () if isinstance(value, str) else tuple(map(float, value))  # type: ignore[assignment]
+        pair = tuple(value) if hasattr(value, "__iter__") and all(map(is_number, value)) else ()
     if len(pair) != 2 or not least <= pair[0] <= pair[1] <= most or math.isinf(pair[1]):
         limits = f"{least:g} <= low <= high" + ("" if math.isinf(most) else f" <= {most:g}")
         raise UsageError(f"{name} is {value!r}, expected a number >= 0 or bounds {limits}", hint=f"lower {name}")

@@ -21,7 +21,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.shard import Shard
 from fastvid.load.order.draws import resolve_subset
 from fastvid.runtime.arrays import IntArray
-from fastvid.runtime.values import check_choice, check_integers, check_numbers
+from fastvid.runtime.values import check_choice, check_integers, check_kind, check_numbers
 
 if TYPE_CHECKING:
     from torch.utils.data import Subset
@@ -61,6 +61,7 @@ class Mixture:
         weights: Mapping[str, float] | Sequence[float] | None = None,
         num_samples: int | None = None,
     ) -> None:
+        check_kind("datasets", datasets, Mapping, Sequence, use="a list of datasets, or a dictionary of them by name")
         if not datasets:
             raise UsageError("a mixture needs at least one dataset", hint="give datasets by name, or a list of them")
         if not isinstance(datasets, Mapping):

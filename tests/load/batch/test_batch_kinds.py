@@ -224,6 +224,7 @@ def test_dictionary_columns_are_text():
         (lambda d: make(d, labels=MultiHot("numbers", ["a"])), r"(?s)contains 1, which is none of the 1.*key1"),
         (lambda d: MultiHot("tags", ["a", "a"]), "each once"),
         (lambda d: MultiHot("tags", []), "give the names of all classes"),
+        (lambda d: Mixture(d), "datasets is .*\n.*use a list of datasets"),
         (lambda d: Mixture({"x": d, "y": Mixture([d])}), "'y' is a mixture itself\n.*products of the weights"),
         (lambda d: Mixture({"": d}), "'' is not the name of a dataset"),
         (lambda d: Mixture({"x": d, "y": d}, weights={"x": 1}), "weights has no entry for y\n.*each of x, y"),
