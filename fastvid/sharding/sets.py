@@ -17,6 +17,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Final
 
 import numpy as np
@@ -35,7 +36,7 @@ from fastvid.sharding.change.edit import relabel_samples
 from fastvid.sharding.change.repack import Made, Recipe, Renaming, arrange, folder_name, make_dataset, pieces_of
 from fastvid.sharding.encode.flow import Streams
 from fastvid.sharding.job.ledger import Row, is_nameless, ledger_rows
-from fastvid.sharding.job.members import with_column
+from fastvid.sharding.job.members import joined, with_column
 from fastvid.sharding.job.plan import rank
 from fastvid.storage import Storage, open_storage
 
@@ -449,7 +450,7 @@ def merge_datasets(
             "prefixes": [part.prefix for part in parts],
         },
         shards=arrange([piece for part in parts for piece in part.pieces]),
-        table=_united(parts),
+        table=reduce(joined, (part.table for part in parts)).combine_chunks(),
         ledger=_ledger(parts),
         made=Generation(1, (), generations[0].streams, classes, note=note, extras=_extras(generations)),
         sources=[part.storage for part in parts],
@@ -553,19 +554,3 @@ def _classes(parts: Sequence[_Part]) -> tuple[str, ...]:
         if len(set(names)) < len(names):
             raise UsageError("two classes have the same name", file=url, hint="rename one of them")
     return tuple(dict.fromkeys(every))
-
-
-def _united(parts: Sequence[_Part]) -> pa.Table:
-    """Concatenate annotations with the columns of all; whole numbers become decimals where another dataset has them."""
-    table: pa.Table = None
-    for part in parts:
-        mine = pa.table({name: part.table[name] for name in part.table.column_names})  # without metadata
-        try:
-            table = pa.concat_tables([table, mine], promote_options="permissive") if table is not None else mine
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise UsageError(
-                f"a column of {folder_name(part.storage.url)} has another type than before: {error}",
-                file=part.storage.url,
-                hint="store it under another name in one of them with `fastvid relabel`",
-            ) from error
-    return table.combine_chunks()

@@ -40,7 +40,7 @@ from fastvid.sharding.job.frozen import given_sources, start_work
 from fastvid.sharding.job.job import MAX_SECONDS, EncodeShards, JobReport, index_settings, inherit_blocks, run
 from fastvid.sharding.job.ledger import Part, Row
 from fastvid.sharding.job.lock import Staging, delete_below
-from fastvid.sharding.job.members import annotations_of, hide_sources
+from fastvid.sharding.job.members import annotations_of, hide_sources, joined
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, differences
 from fastvid.sharding.job.run import How, ShardWork, SourceWork
 from fastvid.sharding.sources.sources import MAX_SOURCE_KEY_BYTES, Source, SourceList, assign_keys, public_path
@@ -82,7 +82,7 @@ def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part], gone: 
             rows = annotations_of(parts, work.found, labels, hidden)
             extras = _extras(old, records, work.found)
             shards = (*old.shards, *records)
-            table = _joined(hide_sources(table, ids), rows)
+            table = joined(hide_sources(table, ids), rows).combine_chunks()
             return replace(old, shards=shards, classes=classes, note=note, extras=extras), table
 
         change(storage, edit)
@@ -117,23 +117,6 @@ def _named(found: SourceList, classes: Sequence[str]) -> SourceList:
         return replace(source, label=label, columns={**source.columns, **({LABELS: names} if names else {})})
 
     return replace(found, sources=tuple(map(named, found.sources)), classes=tuple(classes))
-
-
-def _joined(old: pa.Table, new: pa.Table) -> pa.Table:
-    """Concatenate the tables with the columns of both, as `fastvid merge` does; what no type can hold becomes text."""
-    for name in [name for name in old.column_names if name in new.column_names]:
-        try:
-            pa.concat_tables([old.select([name]), new.select([name])], promote_options="permissive")
-        except (pa.ArrowInvalid, pa.ArrowTypeError):
-            kinds = old.schema.field(name).type, new.schema.field(name).type
-            _LOG.warning("column %r becomes text: it had values of type %s, and the new ones are %s", name, *kinds)
-            old, new = _as_text(old, name), _as_text(new, name)
-    return pa.concat_tables([old, new], promote_options="permissive").combine_chunks()
-
-
-def _as_text(table: pa.Table, name: str) -> pa.Table:
-    values = [None if value is None else str(value) for value in table[name].to_pylist()]
-    return table.set_column(table.column_names.index(name), name, pa.array(values, pa.string()))
 
 
 def _extend_ledger(storage: Storage, work: ShardWork, parts: Sequence[Part], stay: Collection[str]) -> pa.Table:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -30,6 +31,7 @@ LABEL_MEMBER: Final = "cls"
 CAPTION_MEMBER: Final = "txt"
 """Suffix of the member with the caption, UTF-8."""
 
+_LOG: Final = logging.getLogger(__name__)
 _CAPTIONS: Final = ("caption", "text")  # columns that may be the caption; the first with a value is
 _PLAIN: Final = (CLASS, "label", "labels", "caption")  # top-level fields of the JSON, with split columns
 _SPLIT: Final = "split"
@@ -84,6 +86,24 @@ def annotations_of(
     sources = {encode_name(source.id): source for source in found.sources}
     rows = [annotation_row(one, sources[one.source_id], labels) for part in parts for one in part.samples]
     return hide_sources(annotation_table(rows), hidden)
+
+
+def joined(old: pa.Table, new: pa.Table) -> pa.Table:
+    """Concatenate annotations with the columns of both, without metadata; what no type can hold becomes text."""
+    for name in [name for name in old.column_names if name in new.column_names]:
+        try:
+            pa.concat_tables([old.select([name]), new.select([name])], promote_options="permissive")
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            kinds = old.schema.field(name).type, new.schema.field(name).type
+            _LOG.warning("column %r becomes text: it had values of type %s, and the new ones are %s", name, *kinds)
+            old, new = _as_text(old, name), _as_text(new, name)
+    every = (pa.table(dict(zip(one.column_names, one.columns, strict=True))) for one in (old, new))
+    return pa.concat_tables(every, promote_options="permissive")
+
+
+def _as_text(table: pa.Table, name: str) -> pa.Table:
+    values = [None if value is None else str(value) for value in table[name].to_pylist()]
+    return table.set_column(table.column_names.index(name), name, pa.array(values, pa.string()))
 
 
 def hide_sources(annotations: pa.Table, sources: Collection[str]) -> pa.Table:
