@@ -32,7 +32,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
 import posixpath
 import re
@@ -253,12 +252,9 @@ def make_row(number: int, record: tables.Record, split: str | None) -> Annotatio
     label = record.get("label")
     if isinstance(label, list | dict):
         raise UsageError(f"label is {label!r}", row=number, column="label", hint="put several into a column labels")
-    if isinstance(label, float):  # as pandas stores integers beside empty cells
-        label = int(label) if label.is_integer() else None if math.isnan(label) else label
     start, end = (tables.seconds_of(record.get(name), name, number) for name in ("start", "end"))
-    return AnnotationRow(
-        path, None if label in (None, "") else sys.intern(str(label)), columns, start, end, number=number
-    )
+    label = tables.label_text(label)
+    return AnnotationRow(path, None if label is None else sys.intern(label), columns, start, end, number=number)
 
 
 def _metadata(file: AnnotationFile) -> AnnotationFile:

@@ -441,6 +441,13 @@ def class_names(label: str | None, columns: Mapping[str, Any]) -> tuple[str, ...
     return (*(() if label is None else (label,)), *(columns.get(LABELS) or ()))
 
 
+def label_text(value: Any) -> str | None:
+    """Return a label as text; None if there is none."""
+    if isinstance(value, float):  # as pandas stores integers beside empty cells
+        value = int(value) if value.is_integer() else None if math.isnan(value) else value
+    return None if value in (None, "") else str(value)
+
+
 def label_list(value: Any) -> list[str] | None:
     """Return several labels as a list of class names, each once; None if there is no value."""
     if value is None or (isinstance(value, str) and not value.strip()):

@@ -7,7 +7,6 @@ A tar's labels, captions and columns come from the members beside each video, a 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections import Counter, defaultdict
@@ -33,7 +32,7 @@ from fastvid.sharding.sources import tables
 from fastvid.sharding.sources.annotations import name_classes, read_annotations
 from fastvid.sharding.sources.inside import table_sources, tar_pictures
 from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, find_sources, has_videos, walk
-from fastvid.sharding.sources.tables import LABELS, MAX_LABEL, RESERVED, AnnotationRow, class_order, plain_value
+from fastvid.sharding.sources.tables import LABELS, MAX_LABEL, RESERVED, SPLITS, AnnotationRow, class_order, plain_value
 from fastvid.storage import open_storage
 from fastvid.storage.urls import is_remote
 
@@ -220,14 +219,14 @@ def _read_fields(view: memoryview, fields: Iterable[_Field]) -> tuple[dict[str, 
                 if len(numbers) > 1 and all(number.isascii() and number.isdigit() for number in numbers):
                     columns[LABELS] = list(dict.fromkeys(map(_label, numbers)))
                 else:
-                    label = _label(text.strip())
+                    label = _label(text.strip()) or label
             else:
                 columns |= _fields(json.loads(text))
         except (FormatError, ValueError, RecursionError) as error:
             notes.append(f"{member.suffix} does not parse: {str(error)[:80]}")
-    if label is None and isinstance(columns.get("label"), str | int):
+    if label is None and isinstance(columns.get("label"), str | int | float):
         try:
-            label = _label(str(columns.pop("label")))
+            label = _label(tables.label_text(columns.pop("label")) or "") or None
         except ValueError as error:
             notes.append(f"label does not parse: {error}")
     if LABELS in columns:
@@ -250,22 +249,21 @@ def _label(text: str) -> str:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    """Return a JSON object's fields as column values; lists of numbers stay, other nested values are JSON text."""
+    """Return a JSON object's fields as column values, see `fastvid.sharding.sources.tables.plain_value`."""
     if not isinstance(record, dict):
         raise FormatError("not a JSON object")
     columns: dict[str, Any] = {}
     for name, value in record.items():
-        plain = plain_value(value)
-        if isinstance(plain, list) and any(isinstance(part, str) for part in plain):
-            plain = json.dumps(plain)
-        if isinstance(plain, float) and not math.isfinite(plain):
-            plain = json.dumps(plain)
-        # JSON may contain escaped halves of surrogate pairs, which are not valid text.
-        name, plain = (
-            part.encode("utf-8", "replace").decode() if isinstance(part, str) else part for part in (name, plain)
-        )
-        columns[f"source_{name}" if name.startswith(RESERVED) else name] = plain
+        plain = SPLITS.get(value, value) if name == "split" and isinstance(value, str) else plain_value(value)
+        columns[_as_utf8(f"source_{name}" if name.startswith(RESERVED) else name)] = _as_utf8(plain)
     return columns
+
+
+def _as_utf8(value: Any) -> Any:
+    """Return text, or what a list contains, without halves of surrogate pairs, which JSON may escape."""
+    if isinstance(value, list):
+        return [_as_utf8(part) for part in value]
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def read_tars(

@@ -237,6 +237,11 @@ CASES = {
         {"a": (None, {"labels": ["jump", "run"]}), "b": (None, {"x": 1}), "c": (None, {"labels": None}),
          "d": (None, {"labels": ["run", "7"]})},
     ),
+    "as in tables": (
+        [("a.mp4", b"v"), ("a.cls", ""),
+         ("a.json", '{"tags": ["x", "y"], "split": "validation", "score": Infinity, "label": 3.0}')],
+        {"a": ("3", {"tags": ["x", "y"], "split": "val", "score": float("inf")})},
+    ),
     "two formats": ([("k.mp4", b"v"), ("k.webm", b"v")], None),
 }  # fmt: skip
 
