@@ -289,9 +289,8 @@ def loaders() -> str:
         for goal in row["goals"]
         if not goal["met"] and goal["what"].startswith("times ")
     )
-    text = (
-        f"Goals met: {sum(goal['met'] for goal in goals)} of {len(goals)}. Missed against rivals: {'; '.join(missed)}."
-    )
+    told = "; ".join(missed) or "none"
+    text = f"Goals met: {sum(goal['met'] for goal in goals)} of {len(goals)}. Missed against rivals: {told}."
     return f"{spans(table(('loader', *heads), lines))}\n\n{paragraph(text)}"
 
 
