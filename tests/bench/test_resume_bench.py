@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.load import resume, resume_programs
+from bench.load import load, resume, resume_programs
 from bench.load.resume import SAVED, epoch_of, judged, measured
 from bench.load.resume_programs import BATCH, LOADERS, SAMPLES, STEPS
 
@@ -71,3 +71,17 @@ def test_every_loader_says_where_its_settings_are_from():
         assert title
         assert source.strip()
         assert set(kind.offers.split()) <= {"world", "workers"}
+
+
+def test_a_loader_is_judged_against_its_closest_rival():
+    times = {"litdata": 2.7, "kept open": 2.4}
+    entries = [
+        {
+            "pipeline": name,
+            "clips_a_second": 100 * ratio,
+            "fastvid_is_faster_by": dict.fromkeys(("wall", "wall_min", "wall_max"), ratio),
+        }
+        for name, ratio in times.items()
+    ]
+    (goal,) = load.goals({"profile": "compact", "page-cached": entries}, "wall")
+    assert (goal["what"], goal["found"], goal["met"]) == ("times kept open", 2.4, False)
