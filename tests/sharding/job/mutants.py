@@ -34,8 +34,8 @@ TILE = 16
 SAME_LEVELS = 13.7
 """Largest mean difference of a 16x16 tile, in levels of limited range, between pictures that count as the same.
 Encoding an intact one of these videos again changes its tiles by up to 5 levels, in each codec."""
-REPEATS = 4
-"""More decodes of a file that show which of its tiles differ from run to run."""
+REPEATS = 16
+"""Decodes of a file in a row that show no further tile which differs from run to run, until it is decoded no more."""
 
 _X264, _X265 = ENCODINGS["pyramid"], ENCODINGS["hevc"]
 _LONG = "-g 12 -bf 2 -q:v 4"
@@ -85,19 +85,20 @@ def make_bases(folder: Path) -> list[Base]:
     return bases
 
 
-def decode(path: Path, *, hold: bool = False, times: int = 1) -> np.ndarray:
+def decode(path: Path, *, hold: bool = False, times: int = 1, threads: int = 1) -> np.ndarray:
     """Return the luma of every frame that ffmpeg decodes, uint8 [T, H, W], scaled to SIZE; errors are not looked at.
 
     `hold`: keep every frame until the end, so that the decoder never reuses a buffer. New buffers contain zeros, others
     the pixels of an earlier frame; a decoder that loses a slice without an error shows them. `times`: how often one
-    decoder decodes the file; from the second time on, it reuses buffers for all frames.
+    decoder decodes the file; from the second time on, it reuses buffers for all frames. `threads`: of the decoder; each
+    has buffers of its own.
     """
     height, width = SIZE
     try:
         demuxer = ["-f", sniff(path.read_bytes()[:HEAD_BYTES])]  # ffmpeg does not recognise all that it can read
     except SourceError:
         demuxer = []
-    command = [ffmpeg(), "-nostdin", "-v", "quiet", "-threads", "1", "-stream_loop", str(times - 1), *demuxer]
+    command = [ffmpeg(), "-nostdin", "-v", "quiet", "-threads", str(threads), "-stream_loop", str(times - 1), *demuxer]
     command += ["-i", str(path), "-map", "0:v:0"]
     command += ["-vf", "reverse,reverse," * hold + f"scale={width}:{height}:flags=area:out_range=limited"]
     command[-1] += ",format=yuv420p,extractplanes=y"  # not format=gray, in which zeros equal black
@@ -235,12 +236,13 @@ class Block:
     def unsettled(self, name: str, decoded: np.ndarray) -> np.ndarray:
         """Return which tiles of a file's pictures depend on reused buffers, bool [N, H / TILE, W / TILE]."""
         # The timing of ffmpeg's threads determines which buffers it reuses, so each run shows other pixels.
-        path, undefined = self.raw / name, np.zeros(tiles(decoded).shape[:3], bool)
-        again = [decode(path, hold=True), *(decode(path) for _ in range(REPEATS))]
-        again += np.array_split(decode(path, times=3), 3)
-        for one in again:
+        path, undefined, alike = self.raw / name, np.zeros(tiles(decoded).shape[:3], bool), 0
+        again = [decode(path, hold=True), *np.array_split(decode(path, times=3), 3)]
+        while again or alike < REPEATS:
+            one, known = again.pop() if again else decode(path, threads=1 + alike % 3), undefined.sum()
             if len(one) == len(decoded):
                 undefined |= (tiles(one) != tiles(decoded)).any(axis=(3, 4))  # decoding is exact
+            alike = alike + 1 if undefined.sum() == known else 0
         return undefined
 
     def judge(self, sample: tuple[str, bytes]) -> tuple[str, list[str]]:
