@@ -24,7 +24,7 @@ BUDGET: Final[dict[str, int]] = {
     "media": 2_272,
     "storage": 1_852,
     "videos": 794,
-    "sharding": 10_993,
+    "sharding": 10_999,
     "load": 5_868,
     "train": 6_597,
     "models": 1_057,
@@ -44,7 +44,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 50_534
+TESTS: Final = 50_536
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

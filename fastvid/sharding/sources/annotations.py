@@ -248,7 +248,7 @@ def make_row(number: int, record: tables.Record, split: str | None) -> Annotatio
             raise UsageError(error.message, hint=error.hint, **{"row": number, "column": name, **error.where}) from None
     named = record.get("split") or split
     if named:
-        columns["split"] = tables.SPLITS.get(named, named) if isinstance(named, str) else tables.plain_value(named)
+        columns["split"] = tables.split_value(named)
     label = record.get("label")
     if isinstance(label, list | dict):
         raise UsageError(f"label is {label!r}", row=number, column="label", hint="put several into a column labels")
@@ -388,7 +388,7 @@ def read_kinetics(file: AnnotationFile) -> Annotations:
             raise UsageError("time_start or time_end is empty", row=number, hint="give both in seconds")
         label = record.pop("label", None)
         split = record.pop("split", None) or split_of(file.name)
-        columns = {**record, "split": tables.SPLITS.get(split or "", split)}
+        columns = {**record, "split": tables.split_value(split)}
         name = f"{video}_{int(start):06d}_{int(end):06d}"
         rows.append(AnnotationRow(name, label or None, columns, start, end, video, number))
     return Annotations(tuple(rows), tables.class_order(rows))

@@ -384,6 +384,11 @@ SPLITS: Final = {
 """The names of splits in files and folders, and the split that each means."""
 
 
+def split_value(value: Any) -> Any:
+    """Return the value of a column ``split`` as it is stored, such as "train" for "training"."""
+    return SPLITS.get(value, value) if isinstance(value, str) else plain_value(value)
+
+
 def split_of(name: str) -> str | None:
     """Return the split that a name mentions, such as "train" for ``hmdb51_train_split_1.txt``."""
     words = re.split(r"[^a-z]+", PurePath(name).stem.lower())

@@ -32,7 +32,7 @@ from fastvid.sharding.sources import tables
 from fastvid.sharding.sources.annotations import name_classes, read_annotations
 from fastvid.sharding.sources.inside import table_sources, tar_pictures
 from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, find_sources, has_videos, walk
-from fastvid.sharding.sources.tables import LABELS, MAX_LABEL, RESERVED, SPLITS, AnnotationRow, class_order, plain_value
+from fastvid.sharding.sources.tables import LABELS, MAX_LABEL, RESERVED, AnnotationRow, class_order, plain_value
 from fastvid.storage import open_storage
 from fastvid.storage.urls import is_remote
 
@@ -207,7 +207,7 @@ def _read_fields(view: memoryview, fields: Iterable[_Field]) -> tuple[dict[str, 
     """
     columns: dict[str, Any] = {}
     label: str | None = None
-    notes = []
+    notes = list[str]()
     for one in fields:
         member = one.member
         try:
@@ -224,9 +224,16 @@ def _read_fields(view: memoryview, fields: Iterable[_Field]) -> tuple[dict[str, 
                 columns |= _fields(json.loads(text))
         except (FormatError, ValueError, RecursionError) as error:
             notes.append(f"{member.suffix} does not parse: {str(error)[:80]}")
+    label = _take_labels(columns, label, notes)
+    return columns, label, tuple(notes)
+
+
+def _take_labels(columns: dict[str, Any], label: str | None, notes: list[str]) -> str | None:
+    """Return the label, else that of the columns, and make several labels a list; note those that do not parse."""
     if label is None and isinstance(columns.get("label"), str | int | float):
         try:
-            label = _label(tables.label_text(columns.pop("label")) or "") or None
+            text = tables.label_text(columns.pop("label"))
+            label = text and _label(text)
         except ValueError as error:
             notes.append(f"label does not parse: {error}")
     if LABELS in columns:
@@ -236,7 +243,7 @@ def _read_fields(view: memoryview, fields: Iterable[_Field]) -> tuple[dict[str, 
         except ValueError as error:
             del columns[LABELS]
             notes.append(f"labels do not parse: {error.args[0]}")
-    return columns, label, tuple(notes)
+    return label
 
 
 def _label(text: str) -> str:
@@ -254,7 +261,7 @@ def _fields(record: Any) -> dict[str, Any]:
         raise FormatError("not a JSON object")
     columns: dict[str, Any] = {}
     for name, value in record.items():
-        plain = SPLITS.get(value, value) if name == "split" and isinstance(value, str) else plain_value(value)
+        plain = tables.split_value(value) if name == "split" else plain_value(value)
         columns[_as_utf8(f"source_{name}" if name.startswith(RESERVED) else name)] = _as_utf8(plain)
     return columns
 

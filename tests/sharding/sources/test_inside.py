@@ -47,7 +47,8 @@ def made_of(source, out, *options):
 def test_videos_in_the_cells_of_parquet_are_sources_and_other_columns_annotations(tmp_path, videos, capsys):
     image, names, labels = {"bytes": b"jpeg", "path": None}, ["a/one.mp4", None, "three.mp4", "none.mp4"], [1, 0, -1, 0]
     rows = [
-        {"video": {"bytes": data, "path": path}, "label": label, "caption": f"text {number}", "thumbs": [image, image]}
+        {"video": {"bytes": data, "path": path}, "label": label, "caption": f"text {number}", "thumb": image}
+        | {"thumbs": [image, image]}
         for number, (data, path, label) in enumerate(zip([*videos, b""], names, labels, strict=True))
     ]
     table(tmp_path / "set/data/train-00000-of-00002.parquet", rows[:2])
@@ -62,7 +63,8 @@ def test_videos_in_the_cells_of_parquet_are_sources_and_other_columns_annotation
     assert fastvid.open(tmp_path / "out").classes == ("run", "jump")
     (none,) = [row for row in ledger(tmp_path / "out") if row["reason"]]
     assert (none["source_id"], none["reason"]) == ("none.mp4", "empty")
-    assert "4 ignored: cell of the column thumbs, which is not kept" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert all(f"4 ignored: cell of the column {name}, which is not kept" in told for name in ("thumb", "thumbs"))
     assert main(["index", str(tmp_path / "set"), "--out", str(tmp_path / "in"), "--columns", "path=video"]) == 2
     assert "not indexed in place" in capsys.readouterr().err
 
